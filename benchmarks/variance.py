@@ -47,9 +47,9 @@ def other_pairs(x: Tensor, y: Tensor, n_bridges: int, generator: torch.Generator
     return Permutation()(x, y, n_bridges, generator)
 
 
-def independent(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Return a uniform for each row."""
-    return torch.rand(n, device=device, generator=generator)
+def independent(n: int, device: torch.device, generator: torch.Generator | None, scale: int) -> Tensor:
+    """Return a uniform on [0, scale] for each row."""
+    return torch.rand(n, device=device, generator=generator).mul_(scale)
 
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Gradient]:

@@ -7,7 +7,6 @@ partners and given points, drawn ones are means over many seeds and are compared
 """
 
 import csv
-import dataclasses
 import io
 import json
 import math
@@ -65,7 +64,7 @@ def probabilities(name, x, y):
 def at_given_points(objective, x, y, s, points, targets):
     """The objective at points ``(batch, bridge, time, feature)`` that no generator drew."""
     paths = objective.sample(x, y, partners=PARTNERS, generator=stream(0))
-    return objective.loss_on(dataclasses.replace(paths, x=points, y=targets, free_y=targets, s=s))
+    return objective.loss_on(paths.replace(x=points, y=targets, free_y=targets, s=s))
 
 
 # ---- inputs: closed forms, so that no generator of any version is involved

@@ -1,6 +1,5 @@
 """What each of two processes does for test_distributed_training: the ways of training, combined."""
 
-import dataclasses
 import functools
 
 import torch
@@ -45,7 +44,7 @@ def accumulated(module, weighting, hold):
 
 def cut(paths, part):
     rows = ("x", "y", "s", "free_y", "labels")
-    return dataclasses.replace(paths, **{name: getattr(paths, name)[part] for name in rows})
+    return paths.replace(**{name: getattr(paths, name)[part] for name in rows})
 
 
 def hold_ddp(module, waits, step):

@@ -3,7 +3,6 @@
 Everything else may raise what torch raises.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -225,5 +224,5 @@ def test_good_neighbours_of_bad_input():
     classes(loss=nn.CrossEntropyLoss(weight=torch.ones(3)), num_classes=None)
     real(y=torch.rand(4, 1), loss=nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)))
     paths = sample_paths(X, REAL, target_space="real", sampling="path")
-    paths = dataclasses.replace(paths, weight=torch.ones_like(paths.s))
+    paths = paths.replace(weight=torch.ones_like(paths.s))
     Elliptic(nn.Linear(3, 1), nn.MSELoss()).loss_on(paths)

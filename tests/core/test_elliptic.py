@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import math
 import pickle
 
@@ -194,7 +193,7 @@ def test_two_bridged_inputs_are_one_wide_input(weighting, generator):
     two = Elliptic(model, nn.MSELoss(), **settings, bridged=(0, 1))
     paths = one.sample(x, y, generator=generator)
     halves = (paths.x[..., :2], paths.x[..., 2:])
-    split = dataclasses.replace(paths, x=halves, deviation={0: 0.4, 1: 0.4})
+    split = paths.replace(x=halves, deviation={0: 0.4, 1: 0.4})
     reference.assert_same(two.loss_on(split), one.loss_on(paths), model.body)
     drawn = two.sample((x[:, :2], x[:, 2:]), y, generator=generator)
     assert [v.shape for v in drawn.x] == [v.shape for v in halves]
@@ -395,7 +394,7 @@ def test_times_that_follow_the_cycle_calm_the_gradient():
         far = partners[:, :, None]
         at = torch.lerp(x[:, None, None], x[far], s[..., None])
         target = torch.lerp(y[:, None, None], y[far], s[..., None])
-        return dataclasses.replace(paths, x=at, y=target, free_y=target, s=s)
+        return paths.replace(x=at, y=target, free_y=target, s=s)
 
     tent = gradient_spread(objective, model, x, y, lambda: objective.sample(x, y, generator=generator))
     free = gradient_spread(objective, model, x, y, independent)

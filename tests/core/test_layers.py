@@ -252,8 +252,8 @@ def test_statistics_are_recorded_once(with_end, bn, weighting, at, generator):
     elif at is None:
         expected(paths.x.transpose(0, 2).flatten(0, 2))
     elif at == "0.lower":  # below the layer: the rows that feed it, those of the nearer ends
-        expected[0].lower(paths.inputs.transpose(0, 2).flatten(0, 2))
-        expected[0].upper(paths.x.transpose(0, 2).flatten(0, 2))
+        expected[0].lower(paths.inputs)
+        expected[0].upper(paths.points["x"])
     else:  # a sequence is cut in two
         expected[: int(at) + 1](x)
         expected[int(at) + 1 :](paths.x.transpose(0, 2).flatten(0, 2))

@@ -1,6 +1,5 @@
 """The user's loss with its reduction switched off, and the mean of it: equal to torch's own."""
 
-import dataclasses
 import functools
 import itertools
 
@@ -110,7 +109,7 @@ def test_single_points_are_unbiased(kind, quadrature, weighted, generator, class
 
         names = ["x", "y", "s", "free_y"] + ["weight"] * weighted
         points = {name: at(getattr(paths, name)) for name in names}
-        points = dataclasses.replace(paths, **points, time_weights=None)
+        points = paths.replace(**points, time_weights=None)
         total += np.prod([chance[t] for t in times]) * single.loss_on(points).item()
     assert total == pytest.approx(path.loss_on(paths).item(), rel=1e-12)
 
@@ -150,7 +149,7 @@ def test_means_over_processes_of_different_sizes(kind, generator, class_weight):
 
     def part(rows):
         names = ["x", "y", "s", "free_y"] + ["labels"] * (paths.labels is not None)
-        return dataclasses.replace(paths, **{name: getattr(paths, name)[rows] for name in names})
+        return paths.replace(**{name: getattr(paths, name)[rows] for name in names})
 
     def collect(own):
         sent.append(own)

@@ -1,7 +1,6 @@
 """Importance weights: finite differences, Taylor's formula, the exponential martingale, a drifted law."""
 
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -110,8 +109,9 @@ def free_brownian_motion(n, n_times, variance, generator, dim=2):
     ds = (s[1:] - s[:-1])[None, :, None]
     steps = (variance * ds).sqrt() * normal(n, n_times - 1, dim, generator=generator)
     x = torch.cat([torch.zeros(n, 1, dim, dtype=torch.float64), steps.cumsum(1)], 1)
-    y = torch.zeros(n, 1, n_times, 1, dtype=torch.float64)
-    return Paths(x=x.unsqueeze(1), y=y, s=s.expand(n, 1, n_times), deviation={"x": variance**0.5}, free_y=y)
+    rows, times = x.transpose(0, 1).flatten(0, 1), s.repeat_interleave(n)
+    zeros = torch.zeros(n * n_times, 1, dtype=torch.float64)
+    return Paths(x, {"x": rows}, zeros, times, 1, {"x": variance**0.5}, zeros, n_times=n_times)
 
 
 @pytest.mark.statistical
@@ -131,9 +131,9 @@ def test_exponential_martingale_has_mean_one(defect, generator):
         return mu.expand_as(x)
 
     if defect == "time":
-        paths = dataclasses.replace(paths, s=2 * paths.s)
+        paths = paths.replace(s=2 * paths.s)
     if defect == "variance":
-        paths = dataclasses.replace(paths, deviation={"x": variance**-0.5})
+        paths = paths.replace(deviation={"x": variance**-0.5})
     logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=drift)
     if defect == "sign":
         logs = -logs
@@ -157,9 +157,9 @@ def test_martingale_with_a_drift_that_depends_on_the_point(defect, generator):
     n, variance = 50_000, 0.5
     paths = free_brownian_motion(n, 4, variance, generator)
     if defect == "right point":
-        paths = dataclasses.replace(paths, x=paths.x.flip(2), s=1 - paths.s.flip(2))
+        paths = paths.replace(x=paths.x.flip(2), s=1 - paths.s.flip(2))
     if defect == "equal steps":
-        paths = dataclasses.replace(paths, s=torch.linspace(0, 1, 4).double().expand(n, 1, 4))
+        paths = paths.replace(s=torch.linspace(0, 1, 4).double().expand(n, 1, 4))
     logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=lambda x, y: torch.tanh(2 * x))
     weights = logs.detach().exp().numpy()
     with contextlib.nullcontext() if defect is None else pytest.raises(AssertionError, match="errors"):

@@ -1,7 +1,5 @@
 """Two real processes over gloo: gradients equal to those of one process, or a refusal that says why."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.distributed
@@ -46,9 +44,8 @@ def one_process(weighting):
     if weighting in BATCH_WISE:
         each = [gradients(objective_for(weighting), *batch(r), paths=paths[r]) for r in (0, 1)]
         return [(a + b) / 2 for a, b in zip(*each, strict=True)]
-    joined = dataclasses.replace(
-        paths[0], **{k: torch.cat([getattr(p, k) for p in paths]) for k in ("x", "y", "s", "free_y")}
-    )
+    shown = ("x", "y", "s", "free_y")
+    joined = paths[0].replace(**{name: torch.cat([getattr(p, name) for p in paths]) for name in shown})
     x, y = (torch.cat(pair) for pair in zip(batch(0), batch(1), strict=True))
     return gradients(objective_for(weighting), x, y, paths=joined)
 

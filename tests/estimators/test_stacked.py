@@ -96,8 +96,8 @@ def elliptic_loss(one, model, criterion, p):
     extra = {"weighting": GradientSoftmax(one.setting("xi"))} if weighted else {}
     is_classes = isinstance(criterion, nn.CrossEntropyLoss)
     space = {"num_classes": 3, "target_space": "simplex"} if is_classes else {"target_space": "real"}
-    at = [part[:, None, None] for part in (p.x, p.y, p.s)]
-    return Elliptic(model, criterion, **space, **extra).loss_on(Paths(*at, {"x": 0.0}, free_y=at[1]))
+    paths = Paths(p.x, {"x": p.x}, p.y, p.s, 1, {"x": 0.0}, p.y)
+    return Elliptic(model, criterion, **space, **extra).loss_on(paths)
 
 
 def lisa_loss(one, model, criterion, p, x, y, group, monkeypatch):

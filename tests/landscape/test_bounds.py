@@ -230,6 +230,13 @@ def test_constants():
     assert estimated_lipschitz(linear, points) == pytest.approx(4.0)
 
 
+def test_a_layer_that_appears_twice_counts_twice():
+    """The same module object at two places of a sequence: its constant enters for each."""
+    layer = nn.Linear(1, 1)
+    nn.init.constant_(layer.weight, 3.0)
+    assert certified_lipschitz(nn.Sequential(layer, nn.ReLU(), layer)) == pytest.approx(9.0)
+
+
 def test_an_estimated_constant_is_below_the_certified_one_and_flagged(generator):
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).double()
     x = torch.randn(50, 3, generator=generator).double()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,37 +15,26 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def draw_normal(
-    shape: Sequence[int],
+def draw(
+    sampler: Callable[..., Tensor],
+    shape: int | Sequence[int],
     *,
-    dtype: torch.dtype,
     device: torch.device,
     generator: torch.Generator | None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Draw standard normals; ``dtype`` must be float32 or float64."""
+    """Draw on the generator's device and move the result to ``device``."""
     source = device if generator is None else generator.device
-    z = torch.randn(*shape, dtype=dtype, device=source, generator=generator)
+    z = sampler(shape, dtype=dtype, device=source, generator=generator)
     return z if source == device else z.to(device)
 
 
-def draw_uniform(shape: Sequence[int], *, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw uniforms on [0, 1) in float32."""
-    source = device if generator is None else generator.device
-    u = torch.rand(*shape, dtype=torch.float32, device=source, generator=generator)
-    return u if source == device else u.to(device)
-
-
-def draw_permutation(
-    n: int,
-    *,
-    device: torch.device,
-    generator: torch.Generator | None,
-    dtype: torch.dtype = torch.long,
-) -> Tensor:
-    """Draw a uniformly random permutation of ``range(n)``."""
-    source = device if generator is None else generator.device
-    order = torch.randperm(n, device=source, generator=generator, dtype=dtype)
-    return order if source == device else order.to(device)
+#: Standard normals of a shape, in float32 or float64.
+draw_normal = functools.partial(draw, torch.randn)
+#: Uniforms on [0, 1) of a shape, in float32.
+draw_uniform = functools.partial(draw, torch.rand, dtype=torch.float32)
+#: A uniformly random permutation of ``range(n)``.
+draw_permutation = functools.partial(draw, torch.randperm, dtype=torch.long)
 
 
 def draw_gamma(shape: float, n: int, *, device: torch.device, generator: torch.Generator | None) -> Tensor:

@@ -3,12 +3,13 @@
 `sample_bridge` draws between given points, `Bridges` the inputs and targets of a batch. The order of draws is
 partners, times, random variances and normals of each input, then those of the targets.
 
-Memory layout is time-major and bridge-major, ``(time, bridge * batch, *feature)``, so that a batch of paths
-flattens into rows for the model without a copy. Users see ``(batch, bridge, time, *feature)`` views.
+Points are kept as the rows that the model evaluates, ``(time * bridge * batch, *feature)``, with the batch as
+the fastest axis. Users see them as ``(batch, bridge, time, *feature)``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,8 @@ from elliptica.core.inputs import (
     Inputs,
     check_batch,
     named_inputs,
-    nearer_end,
     rebuild_inputs,
     repeat_rows,
-    view_rows,
 )
 from elliptica.core.noise import Covariance, Deviation, Factor, Law, Sigma, check_sigma, deviation
 from elliptica.core.partners import Permutation, make_pairing
@@ -37,57 +36,126 @@ from elliptica.core.targets import Targets
 Sampling = Literal["path", "marginal"]
 Quadrature = Literal["mean", "left", "uniform"]
 
+#: Key of the targets among the parts of a point that are bridged.
+TARGET = object()
+
 #: The far end of each pair when it is not in the batch: inputs, targets and, optionally, weights.
 FarEnd = tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Points on bridges. The order of axes is batch, bridge, time.
+    """Points on bridges, one row each: all rows at the first time, then at the next one.
+
+    ``x``, ``y``, ``s``, ``free_y`` and ``weight`` show them with the axes batch, bridge, time.
 
     Attributes:
-        x: Inputs at each point, ``(batch, bridge, time, *feature)``; a tuple or dict of such tensors when the
-            model takes several; features of the layer ``at`` when bridges are drawn there.
-        y: Targets at each point, ``(batch, bridge, time, *target)``, in the target space.
-        s: Relative time in [0, 1] of each point, ``(batch, bridge, time)``.
+        template: The inputs of the batch, whose structure (a tensor, a tuple, a dict) ``x`` has.
+        points: Each input of the model at the points, by name; features if bridges are in a layer ``at``.
+        targets: Targets at the points, in the target space.
+        times: Relative time in [0, 1] of each point.
+        n_bridges: Bridges of each row of the batch.
         deviation: Standard deviation of a bridge of unit length, for each bridged input.
-        free_y: Targets before projection (a drift on targets acts on these).
+        free_targets: Targets before projection (a drift on targets acts on these).
         deviation_y: Standard deviation of the targets.
-        weight: Sample weight of each point, or None.
+        weights: Sample weight of each point, or None.
+        n_times: Points of each bridge.
         time_weights: Quadrature weight of each time, ``(time, 1)`` with mean one; None if equal.
         labels: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None if the targets
             are soft. A class-weighted mean is divided by their weights.
-        inputs: Inputs of the nearer end, if ``x`` are features of a hidden layer and the model needs them.
-        hidden: Whether ``x`` are features of a hidden layer.
+        inputs: Inputs of the nearer end, if the points are features of a hidden layer and the model needs
+            them.
+        hidden: Whether the points are features of a hidden layer.
     """
 
-    x: Inputs
-    y: Tensor
-    s: Tensor
+    template: Inputs
+    points: dict[Any, Tensor]
+    targets: Tensor
+    times: Tensor
+    n_bridges: int
     deviation: dict[Any, Deviation]
-    free_y: Tensor
+    free_targets: Tensor
     deviation_y: Deviation = 0.0
-    weight: Tensor | None = None
+    weights: Tensor | None = None
+    n_times: int = 1
     time_weights: Tensor | None = None
     labels: Tensor | None = None
     inputs: Inputs | None = None
     hidden: bool = False
 
     @property
-    def rows(self) -> int:
-        """Number of points, i.e. of rows that the model evaluates."""
-        return self.s.numel()
+    def x(self) -> Inputs:
+        """Inputs at each point, ``(batch, bridge, time, *feature)``, as a tensor, tuple or dict."""
+        return rebuild_inputs(self.template, {name: self.view(rows) for name, rows in self.points.items()})
+
+    @property
+    def y(self) -> Tensor:
+        """Targets at each point, ``(batch, bridge, time, *target)``."""
+        return self.view(self.targets)
+
+    @property
+    def s(self) -> Tensor:
+        """Relative time of each point, ``(batch, bridge, time)``."""
+        return self.view(self.times.flatten())
+
+    @property
+    def free_y(self) -> Tensor:
+        """Targets before projection, ``(batch, bridge, time, *target)``."""
+        return self.view(self.free_targets)
+
+    @property
+    def weight(self) -> Tensor | None:
+        """Sample weight of each point, ``(batch, bridge, time)``, or None."""
+        return None if self.weights is None else self.view(self.weights)
+
+    def replace(self, **parts: Any) -> Paths:
+        """Return paths with points of your own: ``x``, ``y``, ``s``, ``free_y``, ``weight`` as shown here.
+
+        Other attributes are replaced by their names.
+        """
+        rows: dict[str, Any] = {}
+        if "x" in parts:
+            rows["template"] = parts.pop("x")
+            rows["points"] = {name: _rows(value) for name, value in named_inputs(rows["template"]).items()}
+        for name, field in _SHOWN.items():
+            if name in parts:
+                shown = parts.pop(name)
+                rows[field] = _rows(shown)
+                rows |= {"n_bridges": shown.shape[1], "n_times": shown.shape[2]}
+        return dataclasses.replace(self, **rows, **parts)
+
+    def view(self, rows: Tensor) -> Tensor:
+        """View rows as ``(batch, bridge, time, *feature)``, without a copy."""
+        return view_rows(rows, self.n_times, self.n_bridges)
+
+    def by_time(self, rows: Tensor) -> Tensor:
+        """View rows as ``(time, bridge * batch, *feature)``."""
+        return rows.unflatten(0, (self.n_times, -1))
+
+
+#: Attributes of `Paths` that hold what its users see as ``(batch, bridge, time, ...)``.
+_SHOWN = {"y": "targets", "s": "times", "free_y": "free_targets", "weight": "weights"}
+
+
+def _rows(shown: Tensor) -> Tensor:
+    """Invert `view_rows`."""
+    return shown.transpose(0, 2).flatten(0, 2)
+
+
+def view_rows(rows: Tensor, n_times: int, n_bridges: int) -> Tensor:
+    """View rows ``(time * bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``."""
+    return rows.unflatten(0, (n_times, n_bridges, -1)).transpose(0, 2)
 
 
 # ------------------------------------------------------------------------------------------------- times
 
 
 class Times(NamedTuple):
-    """Relative times of points: one for each row, or a grid for all."""
+    """Relative times of points: one for each row, or a grid for all rows."""
 
-    s: Tensor  # ``(1, rows)``, or ``(time, 1)`` of a grid
+    s: Tensor  # ``(rows, 1)``, or ``(time, 1)`` of a grid
     spread: Tensor | None  # deviation ``sqrt(s (1 - s))`` of a unit bridge at each time; None for a grid
-    factor: Tensor | None  # Cholesky factor of a unit bridge's covariance at the inner times of a grid
+    factor: Tensor | None = None  # Cholesky factor of a unit bridge's covariance at a grid's inner times
 
 
 @functools.lru_cache(maxsize=128)
@@ -115,14 +183,14 @@ def time_weights(n_times: int, quadrature: Quadrature, like: Tensor) -> Tensor |
 
 @functools.lru_cache(maxsize=128)
 def _time_table(n_times: int, cells: int, last: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Tabulate the first ``cells`` grid times and the deviation of a unit bridge there, ``(2, cells + 1)``.
+    """Tabulate the first ``cells`` grid times and the deviation of a unit bridge there, ``(cells + 1, 2)``.
 
     The last time appears twice, for uniforms that are rounded up to one.
     """
     with torch.inference_mode(False), torch.no_grad():
         s = torch.linspace(0, last, n_times, dtype=torch.float64)[:cells]
         s = torch.cat([s, s[-1:]])
-        return torch.stack([s, unit_spread(s)]).to(device, dtype)
+        return torch.stack([s, unit_spread(s)], 1).to(device, dtype)
 
 
 def unit_spread(s: Tensor) -> Tensor:
@@ -130,14 +198,14 @@ def unit_spread(s: Tensor) -> Tensor:
     return (s * (1 - s)).clamp_min_(0).sqrt_()
 
 
-def stratified(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Return uniforms for ``n`` rows, one in each of ``n`` equal parts of [0, 1], in random order."""
+def stratified(n: int, device: torch.device, generator: torch.Generator | None, scale: int = 1) -> Tensor:
+    """Return uniforms for ``n`` rows, one in each of ``n`` equal parts of [0, scale], in random order."""
     u = draw_uniform((n,), device=device, generator=generator)
-    return u.add_(draw_permutation(n, device=device, generator=generator)).div_(n)
+    return u.add_(draw_permutation(n, device=device, generator=generator)).mul_(scale / n)
 
 
-def tent(order: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return uniforms for the rows of a cycle that follow their place: falling from 1 to 0, then rising.
+def tent(order: Tensor, generator: torch.Generator | None, scale: int = 1) -> Tensor:
+    """Return uniforms on [0, scale] for the rows of a cycle that follow their place: falling, then rising.
 
     ``order`` holds the rows in the order of the cycle. Neighbours in the cycle get similar times. A row is
     the start of one bridge, with weight ``1 - s``, and the end of the bridge before it, with weight ``s'``,
@@ -145,15 +213,22 @@ def tent(order: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     n = order.shape[0]
     offset = draw_uniform((1,), device=order.device, generator=generator)
-    u = torch.add(_places(n, order.device), offset, alpha=2 / n).abs_()
+    u = torch.add(_places(n, scale, order.device), offset, alpha=2 * scale / n).abs_()
     return torch.empty_like(u).scatter_(0, order, u)
 
 
 @functools.lru_cache(maxsize=128)
-def _places(n: int, device: torch.device) -> Tensor:
-    """Return the places of a cycle, equally spaced on [-1, 1)."""
+def _next_places(n: int, device: torch.device) -> Tensor:
+    """Return 1, 2, ..., n - 1, 0."""
+    with torch.inference_mode(False):
+        return torch.arange(1, n + 1, device=device) % n
+
+
+@functools.lru_cache(maxsize=128)
+def _places(n: int, scale: int, device: torch.device) -> Tensor:
+    """Return the places of a cycle, equally spaced on [-scale, scale)."""
     with torch.inference_mode(False), torch.no_grad():
-        return (torch.arange(n, dtype=torch.float64) * 2 / n - 1).to(device, torch.float32)
+        return (torch.arange(n, dtype=torch.float64) * (2 * scale / n) - scale).to(device, torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------ points
@@ -162,38 +237,46 @@ def _places(n: int, device: torch.device) -> Tensor:
 def bridge_points(
     start: Tensor, end: Tensor, std: Deviation, times: Times, generator: torch.Generator | None
 ) -> Tensor:
-    """Draw the points ``(time, rows, *feature)`` of bridges between rows of both ends (paper: Algorithm 2).
+    """Draw the points of bridges between rows of both ends, as rows (paper: Algorithm 2).
 
     Normals are drawn for the inner points only; the ends are exact copies.
     """
     if start.dtype in (torch.bfloat16, torch.float16):  # compute in float32, round once
         return bridge_points(start.float(), end.float(), std, times, generator).to(start.dtype)
-    ones = [1] * (start.ndim - 1)
-    points = torch.lerp(start, end, times.s.to(start.dtype).view(*times.s.shape, *ones))
+    s, spread, ones = times.s, times.spread, start.ndim - (times.factor is None)
+    if s.ndim != ones + 1 or s.dtype != start.dtype:  # times are the first axis, or that of the rows
+        s = s.to(start.dtype).reshape(-1, *[1] * ones)
+        spread = None if spread is None else spread.to(start.dtype).reshape(-1, *[1] * ones)
+    points = torch.lerp(start, end, s)
     inner = 1 if times.factor is None else times.factor.shape[0]
-    if inner == 0 or (isinstance(std, float) and std == 0.0):
-        return points
-    shape = (inner, *start.shape) if not isinstance(std, Factor) else (inner, len(start), std.root.shape[-1])
-    noise = draw_normal(shape, dtype=start.dtype, device=start.device, generator=generator)
-    if times.factor is not None:  # correlate the inner times
-        noise = (times.factor.to(start.dtype) @ noise.flatten(1)).view(shape)
-    if isinstance(std, Factor):
-        noise, std = std.colour(noise, start), 1.0
-    elif isinstance(std, Tensor):
-        noise, std = noise * std, 1.0
-    if times.factor is None:
-        assert times.spread is not None
-        spread = times.spread.to(start.dtype).view(*times.s.shape, *ones)
-        return points.addcmul_(noise, spread, value=std)  # in place: the points are fresh
-    points[1 : inner + 1].add_(noise, alpha=std)
-    return points
+    if inner and not (isinstance(std, float) and std == 0.0):
+        width = start.shape[1:] if not isinstance(std, Factor) else std.root.shape[-1:]
+        shape = (*([] if times.factor is None else [inner]), len(start), *width)
+        noise = draw_normal(shape, dtype=start.dtype, device=start.device, generator=generator)
+        if times.factor is not None:  # correlate the inner times
+            noise = (times.factor.to(start.dtype) @ noise.flatten(1)).view(shape)
+        if isinstance(std, Factor):
+            noise, std = std.colour(noise, start), 1.0
+        elif isinstance(std, Tensor):
+            noise, std = noise * std, 1.0
+        if spread is not None:  # in place: the points are fresh
+            points.addcmul_(noise, spread, value=std)
+        else:
+            points[1 : inner + 1].add_(noise, alpha=std)
+    return points if times.factor is None else points.flatten(0, 1)
+
+
+def nearer_end(start: Tensor, end: Tensor, times: Times) -> Tensor:
+    """Take inputs that are not bridged from the nearer end (from the start at the midpoint), as rows."""
+    is_near = (times.s <= 0.5).reshape(-1, *[1] * (start.ndim - (times.factor is None)))
+    values = torch.where(is_near, start, end)
+    return values if times.factor is None else values.flatten(0, 1)
 
 
 # ---------------------------------------------------------------------------------------------- a batch
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A checked batch."""
 
     x: Inputs  # as the user passed them, or features of a hidden layer
@@ -207,12 +290,11 @@ class Batch:
     keeps_inputs: bool = True  # whether the lower part of the model runs again, so that points need them
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Far ends of the bridges: rows ``index`` of the batch, or points from the caller."""
+class Pairs(NamedTuple):
+    """Far ends of the bridges: rows of the batch, or points from the caller."""
 
     n_bridges: int
-    index: Tensor | None  # partner of each row, ``(bridge * batch,)``
+    partners: Tensor | None  # partner of each row, ``(bridge * batch,)``
     orders: Sequence[Tensor] | None = None  # rows in the order of their cycle, if partners follow one
     far: tuple[dict[Hashable, Tensor], Tensor, Tensor | None] | None = None  # inputs, targets, weights
     below: dict[Hashable, Tensor] | None = None  # inputs below a hidden layer
@@ -220,8 +302,8 @@ class Pairs:
     def both(self, value: Tensor, far: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return both ends of ``value``, ``(bridge * batch, *feature)``; ``far`` is the caller's far end."""
         start = value if self.n_bridges == 1 else repeat_rows(value, self.n_bridges)
-        if self.index is not None:
-            return start, value.index_select(0, self.index)
+        if self.partners is not None:
+            return start, value.index_select(0, self.partners)
         return start, start if far is None else far
 
 
@@ -302,12 +384,13 @@ class Bridges:
             return self._far(batch, end)
         if partners is None:
             count = 1 if self.same_partner else k
-            if self.pairing == Permutation():  # keep the cycles: times follow them
+            if type(self.pairing) is Permutation and self.pairing.among == "all":
                 device = batch.targets.device
+                # keep the cycles: times follow them
                 orders = [draw_permutation(n, device=device, generator=generator) for _ in range(count)]
-                # the partner is the next row in the order; the first follows the last
-                following = [torch.empty_like(o).scatter_(0, o, o.roll(-1)) for o in orders]
-                index = following[0] if k == 1 else torch.cat(following * (k // count))
+                following = _next_places(n, device)  # the partner is the next row; the first follows the last
+                each = [torch.empty_like(o).scatter_(0, o, o.index_select(0, following)) for o in orders]
+                index = each[0] if k == 1 else torch.cat(each * (k // count))
                 return Pairs(k, index, orders * (k // count))
             partners = self.pairing(batch.inputs[batch.bridged[0]], batch.targets, count, generator)
         if partners.ndim == 1 or partners.shape[1] == 1:
@@ -336,40 +419,40 @@ class Bridges:
         ends = {name: pairs.both(value, far_x.get(name)) for name, value in batch.inputs.items()}
         times = self._times(batch.targets, pairs, generator)  # a point and its target share their time
         if self.sigma_y is None:
-            points, stds = self._draw_joint(
-                [*(ends[name] for name in batch.bridged), y], times, strength, generator
-            )
+            points, stds = self._draw_joint(batch.bridged[0], ends, y, times, strength, generator)
         else:
-            points, stds = [], []
-            for name in (*batch.bridged, None):  # the targets come last
-                law, both = (self.sigma, ends[name]) if name is not None else (self.sigma_y, y)
-                copies = self.n_bridges if self.same_partner else 1
-                std = deviation(law, *both, y, strength, copies, generator)
-                points.append(bridge_points(*both, std, times, generator))
-                stds.append(std)
-        k, s = self.n_bridges, times.s.expand(-1, y[0].shape[0])
-        inputs = dict(zip(batch.bridged, points, strict=False))
-        for name, both in ends.items():
-            if name not in inputs:
-                inputs[name] = nearer_end(*both, s)
+            points, stds = {}, {}
+            copies = self.n_bridges if self.same_partner else 1
+            for name in (*batch.bridged, TARGET):
+                law, both = (self.sigma_y, y) if name is TARGET else (self.sigma, ends[name])
+                is_number = isinstance(law, float)
+                std = law * strength if is_number else deviation(law, *both, y, strength, copies, generator)
+                points[name] = bridge_points(*both, std, times, generator)
+                stds[name] = std
+        free_y, std_y = points.pop(TARGET), stds.pop(TARGET)
+        is_noisy = not isinstance(std_y, float) or std_y != 0.0
+        is_path = times.factor is not None
+        for name in batch.inputs:
+            if name not in points:
+                points[name] = nearer_end(*ends[name], times)
         weight = None
-        if batch.weight is not None:
-            both = pairs.both(batch.weight, far_weight)
-            weight = view_rows(torch.lerp(*both, s.to(batch.weight.dtype)), k)
-        free_y = view_rows(points[-1], k)
-        is_noisy = not isinstance(stds[-1], float) or stds[-1] != 0.0
+        if batch.weight is not None:  # it changes linearly, like a target without noise
+            weight = bridge_points(*pairs.both(batch.weight, far_weight), 0.0, times, None)
         return Paths(
-            x=rebuild_inputs(batch.x, {name: view_rows(inputs[name], k) for name in batch.inputs}),
-            y=view_rows(self._project(points[-1], times), k) if is_noisy else free_y,
-            s=view_rows(s, k),
-            deviation=dict(zip(batch.bridged, stds, strict=False)),
-            free_y=free_y,
-            deviation_y=stds[-1],
-            weight=weight,
-            time_weights=None if times.factor is None else time_weights(self.n_times, self.quadrature, s),
-            labels=None if batch.y.is_floating_point() else batch.targets,
-            inputs=self._below(batch.below, pairs, s) if batch.keeps_inputs else None,
-            hidden=batch.below is not None,
+            batch.x,
+            {name: points[name] for name in batch.inputs} if len(points) > 1 else points,
+            self._project(free_y, times) if is_noisy else free_y,
+            times.s.expand(-1, len(y[0])) if is_path else times.s,
+            self.n_bridges,
+            stds,
+            free_y,
+            std_y,
+            weight,
+            self.n_times if is_path else 1,
+            time_weights(self.n_times, self.quadrature, times.s) if is_path else None,
+            None if batch.y.is_floating_point() else batch.targets,
+            self._below(batch.below, pairs, times) if batch.keeps_inputs else None,
+            batch.below is not None,
         )
 
     def _times(self, like: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Times:
@@ -378,54 +461,58 @@ class Bridges:
         n, device = like.shape[0], like.device
         if self.sampling == "path":
             return time_grid(self.n_times, self.end_time, dtype, device)
+        # one time of the grid is an unbiased estimate of the sum over all; "left" never draws the last
+        cells = 1 if self.quadrature == "uniform" else self.n_times - (self.quadrature == "left")
         if pairs.orders is None:
-            uniforms = [stratified(n, device, generator) for _ in range(self.n_bridges)]
+            uniforms = [stratified(n, device, generator, cells) for _ in range(self.n_bridges)]
         else:
-            uniforms = [tent(order, generator) for order in pairs.orders]
+            uniforms = [tent(order, generator, cells) for order in pairs.orders]
         u = uniforms[0] if len(uniforms) == 1 else torch.cat(uniforms)
         if self.quadrature == "uniform":
-            s = (u * self.end_time).to(dtype).unsqueeze(0)
-            return Times(s, unit_spread(s), None)
-        # one time of the grid is an unbiased estimate of the sum over all; "left" never draws the last
-        cells = self.n_times - (self.quadrature == "left")
-        index = u.mul_(cells).long()
-        table = _time_table(self.n_times, cells, self.end_time, dtype, device).index_select(1, index)
-        return Times(table[:1], table[1:], None)
+            s = (u * self.end_time).to(dtype).unsqueeze(1)
+            return Times(s, unit_spread(s))
+        table = _time_table(self.n_times, cells, self.end_time, dtype, device)
+        return Times(*table.index_select(0, u.long()).chunk(2, 1))
 
     def _draw_joint(
         self,
-        ends: list[tuple[Tensor, Tensor]],
+        name: Hashable,
+        ends: dict[Hashable, tuple[Tensor, Tensor]],
+        y: tuple[Tensor, Tensor],
         times: Times,
         strength: float | int,
         generator: torch.Generator | None,
-    ) -> tuple[list[Tensor], list[Deviation]]:
+    ) -> tuple[dict[Hashable, Tensor], dict[Hashable, Deviation]]:
         """Draw points z = (x, y) whose noise has a joint covariance."""
-        x, y = ends
-        rows = len(y[0])
+        x, rows = ends[name], len(y[0])
         z = [torch.cat([a.flatten(1), b.reshape(rows, -1).to(a.dtype)], 1) for a, b in zip(x, y, strict=True)]
         std = deviation(self.sigma, z[0], z[1], y, strength, 1, generator)
         assert isinstance(std, Factor)
         points = bridge_points(z[0], z[1], std, times, generator)
         width = x[0][0].numel()
-        drawn = [points[..., :width].reshape(-1, *x[0].shape), points[..., width:].reshape(-1, *y[0].shape)]
-        return drawn, [Factor(std.root[:width], joint=True), Factor(std.root[width:], joint=True)]
+        drawn = {
+            name: points[:, :width].reshape(-1, *x[0].shape[1:]),
+            TARGET: points[:, width:].reshape(-1, *y[0].shape[1:]),
+        }
+        roots = {name: std.root[:width], TARGET: std.root[width:]}
+        return drawn, {part: Factor(root, joint=True) for part, root in roots.items()}
 
     def _project(self, free_y: Tensor, times: Times) -> Tensor:
         """Map noisy targets back into their space; the ends of a path are in it already."""
         if times.factor is None or self.targets.space == "real":
-            return self.targets.project(free_y, class_axis=2)
+            return self.targets.project(free_y, class_axis=1)
+        by_time = free_y.unflatten(0, (self.n_times, -1))
         last = len(times.factor) + 1
-        inner = self.targets.project(free_y[1:last], class_axis=2)
-        return torch.cat([free_y[:1], inner, free_y[last:]])
+        inner = self.targets.project(by_time[1:last].flatten(0, 1), class_axis=1)
+        return torch.cat([by_time[0], inner, by_time[last:].flatten(0, 1)])
 
-    def _below(self, below: Inputs | None, pairs: Pairs, s: Tensor) -> Inputs:
-        """Return the inputs below a hidden layer at the nearer end of each point."""
+    def _below(self, below: Inputs | None, pairs: Pairs, times: Times) -> Inputs:
+        """Return the inputs below a hidden layer at the nearer end of each point, as rows."""
         assert below is not None
-        rows = {
-            name: nearer_end(*pairs.both(value, (pairs.below or {}).get(name)), s)
-            for name, value in named_inputs(below).items()
-        }
-        return rebuild_inputs(below, {name: view_rows(value, self.n_bridges) for name, value in rows.items()})
+        far = pairs.below or {}
+        inputs = named_inputs(below).items()
+        rows = {name: nearer_end(*pairs.both(value, far.get(name)), times) for name, value in inputs}
+        return rebuild_inputs(below, rows)
 
     def _far(self, batch: Batch, end: FarEnd) -> Pairs:
         """Arrange the far ends of the caller as rows ``(bridge * batch, ...)``."""
@@ -500,4 +587,4 @@ def sample_bridge(
     start, end = repeat_rows(start, n_bridges), repeat_rows(end, n_bridges)
     std = deviation(law, start, end, (start, end), generator=generator)
     times = time_grid(n_times, 1.0, compute_dtype(start.dtype), start.device)
-    return view_rows(bridge_points(start, end, std, times, generator), n_bridges)
+    return view_rows(bridge_points(start, end, std, times, generator), n_times, n_bridges)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from elliptica.core.bridge import Bridges, Quadrature, Sampling
-from elliptica.core.inputs import Inputs, flatten_rows, named_inputs, rebuild_inputs
+from elliptica.core.inputs import Inputs, named_inputs, rebuild_inputs
 from elliptica.core.noise import Sigma
 from elliptica.core.partners import Pairing
 from elliptica.core.targets import SimplexMap, Targets, TargetSpace
@@ -82,8 +82,7 @@ class BridgeMix:
         batch = self.bridges.read(x, y)
         pairs = self.bridges.pair(batch, partners, generator=generator)
         paths = self.bridges.draw(batch, pairs, generator=generator)
-        rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}
-        return rebuild_inputs(x, rows), flatten_rows(paths.y).flatten(0, 1)
+        return rebuild_inputs(x, paths.points), paths.targets
 
     def collate_fn(self, seed: int) -> SeededCollate:
         """Make a ``collate_fn`` whose batches do not depend on the number of loader workers."""

@@ -243,7 +243,7 @@ class Elliptic(nn.Module):
             untracked=self.bn == "clean",
         )
         if weighting is not None:
-            losses = weighting(losses, slopes, paths)  # Eq. (4)
+            losses = weighting(paths.by_time(losses), slopes, paths).flatten()  # Eq. (4)
         return integrate(losses, paths, self.loss, self.gather_ranks)  # Eq. (6)
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
@@ -51,11 +50,12 @@ def rebuild_inputs(template: Inputs, items: Mapping[Any, Tensor]) -> Inputs:
     return dict(items) if isinstance(template, Mapping) else tuple(items.values())
 
 
-def call_model(model: nn.Module, x: Inputs) -> Any:
-    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``."""
+def call_model(model: nn.Module, x: Inputs, items: Mapping[Any, Tensor] | None = None) -> Any:
+    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``; ``items`` replaces the tensors, by name."""
     if isinstance(x, Tensor):
-        return model(x)
-    return model(**x) if isinstance(x, Mapping) else model(*x)
+        return model(x if items is None else items[ONLY])
+    items = named_inputs(x) if items is None else items
+    return model(**dict(items)) if isinstance(x, Mapping) else model(*items.values())
 
 
 def copy_inputs(x: Inputs) -> Inputs:
@@ -106,25 +106,6 @@ def check_weight(sample_weight: Tensor, rows: int) -> None:
     checks.nonnegative("sample_weight", sample_weight)
 
 
-def flatten_rows(z: Tensor) -> Tensor:
-    """Arrange ``(batch, bridge, time, *feature)`` as ``(time, bridge * batch, *feature)``."""
-    if z.shape[1] == z.shape[2] == 1:
-        return z.reshape(1, z.shape[0], *z.shape[3:])
-    return z.transpose(0, 2).flatten(1, 2)
-
-
-def view_rows(z: Tensor, n_bridges: int) -> Tensor:
-    """View ``(time, bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``, without a copy."""
-    if n_bridges == 1 and z.shape[0] == 1:
-        return z.view(z.shape[1], 1, 1, *z.shape[2:])
-    return z.unflatten(1, (n_bridges, -1)).transpose(0, 2)
-
-
 def repeat_rows(z: Tensor, n_bridges: int) -> Tensor:
     """Repeat a batch for each of its bridges: ``(bridge * batch, *feature)``."""
     return z if n_bridges == 1 else z.repeat(n_bridges, *[1] * (z.ndim - 1))
-
-
-def nearer_end(start: Tensor, end: Tensor, s: Tensor) -> Tensor:
-    """Take inputs that are not bridged from the nearer end (from the start at the midpoint)."""
-    return torch.where((s <= 0.5).view(*s.shape, *[1] * (start.ndim - 1)), start, end)

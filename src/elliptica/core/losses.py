@@ -1,7 +1,4 @@
-"""Evaluate the user's loss at points of bridges, one value per point, and average it.
-
-Losses have shape ``(time, rows)``, where rows are bridge-major, ``bridge * batch``.
-"""
+"""Evaluate the user's loss at points of bridges, one value per point, and average it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,15 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from elliptica.core.bridge import Paths
-from elliptica.core.inputs import (
-    Inputs,
-    LossFn,
-    call_model,
-    flatten_rows,
-    named_inputs,
-    rebuild_inputs,
-    view_rows,
-)
+from elliptica.core.inputs import ONLY, LossFn, call_model
 from elliptica.core.layers import Split, check_unwrapped, untracked_statistics
 from elliptica.core.noise import Deviation, Factor
 from elliptica.core.targets import space_of_loss
@@ -153,7 +142,7 @@ def evaluate(
     second_order: bool = False,
     untracked: bool = False,
 ) -> tuple[Tensor, list[Slope]]:
-    """Return losses ``(time, rows)`` at all points in one forward pass, and their slopes at the points.
+    """Return the losses of all points in one forward pass, one for each row, and their slopes there.
 
     Args:
         model: Called once, on the flattened points.
@@ -169,30 +158,34 @@ def evaluate(
             "paths of a hidden layer are evaluated by their own objective: objective.loss_on(paths)."
         )
     has_slopes = slopes_of != "none"
-    points = {name: flatten_rows(value) for name, value in named_inputs(paths.x).items()}
-    y = flatten_rows(paths.y)
+    points, y = paths.points, paths.targets
+    if has_slopes:
+        points = points | {name: _as_leaf(points[name]) for name in paths.deviation}
+        y = _as_leaf(y) if slopes_of == "both" else y
+    is_plain = not (has_slopes or untracked)
+    with contextlib.nullcontext() if is_plain else _prepared(model, has_slopes, second_order, untracked):
+        rows = {name: value.clone() for name, value in points.items()}  # a model may overwrite its input
+        if split is None:
+            output = call_model(model, paths.template, rows)
+        else:
+            output = split.resume(model, () if paths.inputs is None else paths.inputs, rows[ONLY])
+        losses = loss(output, y)
+        return losses, _slopes(losses, points, y, paths, slopes_of, second_order) if has_slopes else []
+
+
+@contextlib.contextmanager
+def _prepared(model: nn.Module, has_slopes: bool, second_order: bool, untracked: bool) -> Iterator[None]:
+    """Prepare a model for slopes, and keep its running statistics as they are."""
+    if has_slopes and torch.is_grad_enabled():
+        check_unwrapped(model, second_order)
     with contextlib.ExitStack() as stack:
         if untracked:
             stack.enter_context(untracked_statistics(model))
-        if has_slopes and torch.is_grad_enabled():
-            check_unwrapped(model, second_order)
-        if second_order:
-            # fused attention has no second derivative; the plain implementation has one
+        if second_order:  # fused attention has no second derivative; the plain implementation has one
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if has_slopes:
             stack.enter_context(torch.enable_grad())
-            points |= {name: _as_leaf(points[name]) for name in paths.deviation}
-            y = _as_leaf(y) if slopes_of == "both" else y
-        # a copy, because a model may overwrite its input
-        rows = {name: value.flatten(0, 1).clone() for name, value in points.items()}
-        x = rebuild_inputs(paths.x, rows)
-        if split is None:
-            output = call_model(model, x)
-        else:
-            assert isinstance(x, Tensor)  # features of the layer
-            output = split.resume(model, _below(paths), x)
-        losses: Tensor = loss(output, y.flatten(0, 1)).view(y.shape[:2])
-        return losses, _slopes(losses, points, y, paths, slopes_of, second_order) if has_slopes else []
+        yield
 
 
 def _slopes(
@@ -212,11 +205,12 @@ def _slopes(
         if isinstance(paths.deviation_y, float) and paths.deviation_y == 0.0:
             raise ValueError('drift="both" acts on the targets, which must diffuse: use sigma_y > 0.')
         at.append(y)
-        moving.append(flatten_rows(paths.free_y))
+        moving.append(paths.free_targets)
         stds.append(paths.deviation_y)
     # the gradient of the sum holds every row's own gradient (exactly, unless the model couples rows)
     gradients = torch.autograd.grad(losses.sum(), at, create_graph=second_order, retain_graph=True)
-    return [Slope(z, g, std) for z, g, std in zip(moving, gradients, stds, strict=True)]
+    by_time = paths.by_time
+    return [Slope(by_time(z), by_time(g), std) for z, g, std in zip(moving, gradients, stds, strict=True)]
 
 
 def _as_leaf(z: Tensor) -> Tensor:
@@ -224,28 +218,21 @@ def _as_leaf(z: Tensor) -> Tensor:
     return z if z.requires_grad else z.detach().requires_grad_()
 
 
-def _below(paths: Paths) -> Inputs:
-    """Return the inputs below a hidden layer, with rows flattened."""
-    if paths.inputs is None:
-        return ()
-    rows = {name: flatten_rows(value).flatten(0, 1) for name, value in named_inputs(paths.inputs).items()}
-    return rebuild_inputs(paths.inputs, rows)
-
-
 def integrate(
     losses: Tensor, paths: Paths, loss: PerSampleLoss, gather_ranks: GatherRanks | None = None
 ) -> Tensor:
-    """Integrate losses ``(time, rows)`` over time and average them over the batch (paper: Eq. (6)).
+    """Integrate the losses of points over time and average them over the batch (paper: Eq. (6)).
 
     Class weights are averaged over the labels of the batch, which do not depend on the drawn points, so the
     mean over draws of single points equals the objective of whole paths.
     """
-    weight = None if paths.weight is None else flatten_rows(paths.weight)
     if paths.time_weights is not None:
-        losses = losses * paths.time_weights.to(losses.dtype)
+        losses = (paths.by_time(losses) * paths.time_weights.to(losses.dtype)).flatten()
     labels = paths.labels if loss.weights_classes else None
+    if paths.weights is None and labels is None and gather_ranks is None:
+        return losses.mean()
     class_weight = None if labels is None else loss.class_weight(labels)
-    return weighted_mean(losses, weight, class_weight, gather_ranks)
+    return weighted_mean(losses, paths.weights, class_weight, gather_ranks)
 
 
 def weighted_mean(
@@ -285,4 +272,4 @@ def path_losses(model: nn.Module, loss_fn: LossFn, paths: Paths) -> Float[Tensor
         >>> path_losses(nn.Linear(3, 1), nn.MSELoss(), paths).shape
         torch.Size([6, 1, 4])
     """
-    return view_rows(evaluate(model, PerSampleLoss(loss_fn), paths)[0], paths.y.shape[1])
+    return paths.view(evaluate(model, PerSampleLoss(loss_fn), paths)[0])

@@ -33,10 +33,9 @@ class Factor:
     joint: bool = False  # whether inputs and targets have a covariance, which this part does not show
 
     def colour(self, z: Tensor, like: Tensor) -> Tensor:
-        """Turn white noise ``(time, row, rank)`` into noise of covariance ``V``."""
-        if self.root.ndim == 2:
-            return (z @ self.root.t()).view(-1, *like.shape)
-        return torch.einsum("rfk,trk->trf", self.root, z).view(-1, *like.shape)
+        """Turn white noise ``(*time, row, rank)`` into noise of covariance ``V``."""
+        noise = z @ self.root.t() if self.root.ndim == 2 else torch.einsum("rfk,...rk->...rf", self.root, z)
+        return noise.view(*z.shape[:-2], *like.shape)
 
     def times(self, g: Tensor) -> Tensor:
         """Return ``V g`` along the features of ``(time, row, *feature)``."""

@@ -109,50 +109,41 @@ class LabelKernel:
     def __call__(self, x: Tensor, y: Tensor, n_bridges: int, generator: torch.Generator | None) -> Tensor:
         """Draw partners of each row independently."""
         checks.positive("bandwidth", self.bandwidth)
-        y = y.detach().reshape(len(y), -1)
+        y = y.detach().reshape(len(y), -1).double()
+        if len(y) == 1:
+            return torch.zeros(1, n_bridges, dtype=torch.long, device=y.device)
         if len(y) > 128 and y.shape[1] == 1:
             return torch.stack([self._draw_sorted(y[:, 0], generator) for _ in range(n_bridges)], 1)
-        return self._draw(y, torch.arange(len(y), device=y.device), n_bridges, generator)
+        logits = self._logits(y, y).fill_diagonal_(-math.inf)
+        return draw_from(logits.softmax(1).cumsum(1), n_bridges, generator)
 
-    def _draw(self, y: Tensor, rows: Tensor, n_bridges: int, generator: torch.Generator | None) -> Tensor:
-        """Draw partners of some rows from the weights of all others."""
-        own = rows[:, None]
-        distances = target_distances(y[rows], y).scatter_(1, own, math.inf)
-        weights = kernel_weights(distances, self.bandwidth)
-        if len(y) == 1:
-            weights.fill_(1.0)
-        return draw_from(weights.cumsum(1), n_bridges, generator)
+    def _logits(self, rows: Tensor, y: Tensor) -> Tensor:
+        """Return the logarithm of the kernel between targets of some rows and of all."""
+        squares = (rows - y.t()).square_() if y.shape[1] == 1 else target_distances(rows, y).square_()
+        return squares.mul_(-0.5 / self.bandwidth**2)
 
     def _draw_sorted(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw the same law for one target by rejection among its neighbours in order."""
-        ordered, order = y.double().sort()
+        ordered, order = y.sort()
         window = 7 * self.bandwidth  # beyond it the kernel is below 3e-11
         low = torch.searchsorted(ordered, ordered - window)
         size = torch.searchsorted(ordered, ordered + window, right=True) - low
-        partner = torch.full_like(order, -1)
-        left = torch.arange(len(y), device=y.device)  # places in the order that still need a partner
-        for _ in range(_ROUNDS):
-            shape = (2, len(left), _PROPOSALS)
-            u, v = draw_uniform(shape, device=y.device, generator=generator).double()
-            proposal = low[left, None] + (u * size[left, None]).long()
-            far = (ordered[proposal] - ordered[left, None]) / self.bandwidth
-            accepted = (v < (-0.5 * far.square()).exp()) & (proposal != left[:, None])
-            first = accepted.byte().argmax(1, keepdim=True)  # the first that is accepted, if any
-            hit = accepted.gather(1, first)[:, 0]
-            partner[left[hit]] = proposal.gather(1, first)[hit, 0]
-            left = left[~hit]
-            if not len(left):
-                break
-        drawn = torch.empty_like(order)
-        drawn[order] = order[partner]
-        if len(left):  # rows far from all others: draw from all weights
-            rows = order[left]
-            drawn[rows] = self._draw(y[:, None], rows, 1, generator)[:, 0]
-        return drawn
+        place = torch.arange(len(y), device=y.device)[:, None]
+        # float64, because a uniform of float32 times the size of a window can be rounded up to the size
+        u, v = draw_uniform((2, len(y), _PROPOSALS), device=y.device, generator=generator).double()
+        proposal = u.mul_(size[:, None]).long().add_(low[:, None])
+        far = ordered[proposal].sub_(ordered[:, None]).div_(self.bandwidth)
+        accepted = (v < far.square_().mul_(-0.5).exp_()) & (proposal != place)
+        partner = proposal.gather(1, accepted.byte().argmax(1, keepdim=True))[:, 0]  # the first accepted
+        left = (~accepted.any(1)).nonzero()[:, 0]
+        if len(left):  # few rows, such as those far from all others: draw from all weights
+            logits = self._logits(ordered[left, None], ordered[:, None]).scatter_(1, left[:, None], -math.inf)
+            partner[left] = draw_from(logits.softmax(1).cumsum(1), 1, generator)[:, 0]
+        return torch.empty_like(order).scatter_(0, order, order[partner])
 
 
-#: Rounds and proposals in a round of the rejection above; about one proposal in six is accepted.
-_ROUNDS, _PROPOSALS = 4, 6
+#: Proposals of the rejection above; about one in six is accepted.
+_PROPOSALS = 24
 
 
 def make_pairing(pairing: str | Pairing) -> Pairing:
@@ -229,26 +220,27 @@ def distance_floor(distances: Float[Tensor, "m n"]) -> float:
     fraction of the distance to the farthest tenth of the rows), the median is taken over the other pairs.
     Exact copies never count, however many there are.
     """
+    return _floor_and_median(distances)[0]
+
+
+def _floor_and_median(distances: Tensor) -> tuple[float, float]:
+    """Return the floor of `distance_floor`, and the median distance."""
     n = distances.shape[1]
     tiny = torch.finfo(distances.dtype).tiny
     if n == 1:
-        return tiny
+        return tiny, math.inf
     some = distances[:: max(1, len(distances) // _MEDIAN_ROWS)]
-    half = _median(some)
+    m = len(some)
+    half = some.flatten().kthvalue(m + (m * (n - 1) + 1) // 2).values  # the smallest of a row is to itself
     # the ninth decile, not the maximum, so that one outlier does not matter
     wide = some.kthvalue(1 + max(1, int(0.9 * (n - 1))), dim=1).values.median()
-    median, far, largest = torch.stack([half, wide, some.amax()]).tolist()
+    half_way, far, largest = torch.stack([half, wide, some.amax()]).tolist()
     copies = max(DISTANCE_FLOOR * far, _ROUNDING * largest)
+    median = half_way
     if median <= copies:
         apart = some[some > copies]
         median = float(apart.median()) if len(apart) else 0.0
-    return max(DISTANCE_FLOOR * median, tiny)
-
-
-def _median(distances: Tensor) -> Tensor:
-    """Return the median of distances ``(m, n)``; the smallest of each row is that to itself."""
-    m, n = distances.shape
-    return distances.flatten().kthvalue(m + (m * (n - 1) + 1) // 2).values
+    return max(DISTANCE_FLOOR * median, tiny), half_way
 
 
 def partner_weights(
@@ -261,12 +253,14 @@ def partner_weights(
     eligible; it is overwritten.
 
     Returns:
-        Weights relative to that of the nearest distinct point, so at most 1. In a row without a distinct
-        partner all duplicates have weight 1; in a row without any partner all weights are zero.
+        Weights up to a factor of each row, which keeps powers from overflowing. In a row without a distinct
+        partner all duplicates have the same weight; in a row without any partner all weights are zero.
     """
     checks.nonnegative("power", power)
     if power < 1e-30:  # 0**0 = 1 would make every row eligible
         return (closeness > 0).to(closeness.dtype)
+    if power == 1 and float(closeness.max()) <= 1 / floor:
+        return closeness  # no duplicates: spare passes over n x m numbers
     nearest = closeness.amax(-1, keepdim=True)
     if float(nearest.max()) > 1 / floor:  # there are duplicates: the nearest distinct point counts
         nearest = closeness.masked_fill(closeness > 1 / floor, 0.0).amax(-1, keepdim=True)
@@ -282,9 +276,9 @@ def eligible_squares(x: Tensor, classes: Tensor | None = None) -> tuple[Tensor, 
     step = max(1, len(x) // _MEDIAN_ROWS)
     with torch.autocast(x.device.type, enabled=False):
         squares, length = _squares(x, None, precision)
-        some, longest = squares[::step], float(length.max())
-        floor = distance_floor(some.sqrt())
-        is_enough = longest < _LONGEST * floor**2 and (len(x) == 1 or longest < 1e5 * float(_median(some)))
+        longest = float(length.max())
+        floor, median = _floor_and_median(squares[::step].sqrt())
+        is_enough = longest < _LONGEST * floor**2 and longest < 1e5 * median**2
         if precision == torch.float32 and not is_enough:
             squares, _ = _squares(x, None, torch.float64)
             floor = distance_floor(squares[::step].sqrt())

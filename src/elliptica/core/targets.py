@@ -86,7 +86,8 @@ class Targets:
         try:
             if self.validate and y.device.type != "cpu":  # an accelerator would end the program instead
                 _check_labels(y, self.num_classes)
-            rows = _one_hot(self.num_classes, dtype, y.device).index_select(0, y.long().flatten())
+            labels = y if y.dtype == torch.long and y.ndim == 1 else y.long().flatten()
+            rows = _one_hot(self.num_classes, dtype, y.device).index_select(0, labels)
         except IndexError:
             _check_labels(y, self.num_classes)
             raise

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica.core.bridge import Paths
-from elliptica.core.inputs import LossFn, flatten_rows, named_inputs
+from elliptica.core.inputs import LossFn
 from elliptica.core.losses import GatherRanks, PerSampleLoss, Slope, SlopesOf, evaluate
 from elliptica.core.noise import Factor
 
@@ -155,7 +155,7 @@ class Multiplicative(Weighting):
 
     def __call__(self, losses: Tensor, slopes: Sequence[Slope], paths: Paths) -> Tensor:
         """Return ``w l`` with ``w`` the softmax of the log-weights of a pair's bridges."""
-        n_bridges = paths.s.shape[1]
+        n_bridges = paths.n_bridges
         _check_pairs(paths)
         if not isinstance(self.drift, str):
             with torch.no_grad():
@@ -196,7 +196,7 @@ def path_log_weights(slopes: Sequence[Slope], paths: Paths, xi: float) -> Float[
 
     It is ``sum_i xi g_i . dZ_i - 1/2 xi**2 g_i . V g_i ds_i``, with increments from the left point (Ito).
     """
-    ds = flatten_rows(paths.s).diff(dim=0)
+    ds = paths.by_time(paths.times.flatten()).diff(dim=0)
     total = torch.zeros_like(ds)
     for slope in slopes:
         g = slope.g[:-1]
@@ -207,30 +207,29 @@ def path_log_weights(slopes: Sequence[Slope], paths: Paths, xi: float) -> Float[
 
 def drift_slopes(drift: Drift, paths: Paths) -> list[Slope]:
     """Evaluate a drift along paths, as slopes ``g = mu / V``."""
-    (x,) = (flatten_rows(value) for value in named_inputs(paths.x).values())
-    y = flatten_rows(paths.free_y)
-    mu = drift(x.flatten(0, 1), y.flatten(0, 1))
-    (std,) = paths.deviation.values()
+    ((x, std),) = ((paths.points[name], std) for name, std in paths.deviation.items())
+    y = paths.free_targets
+    mu = drift(x, y)
     slopes = []
     for z, part, spread in zip(
         (x, y), mu if isinstance(mu, tuple) else (mu,), (std, paths.deviation_y), strict=False
     ):
-        if isinstance(spread, Factor) or part.shape != z.flatten(0, 1).shape:
+        if isinstance(spread, Factor) or part.shape != z.shape:
             raise ValueError(
-                f"drift must return shape {tuple(z.flatten(0, 1).shape)}, not {tuple(part.shape)}, and sigma "
-                "must not be a covariance."
+                f"drift must return shape {tuple(z.shape)}, not {tuple(part.shape)}, and sigma must not be a "
+                "covariance."
             )
         if not bool((torch.as_tensor(spread) > 0).all()):
             raise ValueError("drift acts on inputs or targets that do not diffuse: use sigma, sigma_y > 0.")
-        slopes.append(Slope(z, part.view_as(z) / spread**2, spread))
+        slopes.append(Slope(paths.by_time(z), paths.by_time(part) / spread**2, spread))
     return slopes
 
 
 def _check_pairs(paths: Paths) -> None:
     """Raise unless each row has several bridges between the same two ends."""
-    ends = [flatten_rows(value)[[0, -1]] for value in named_inputs(paths.x).values()]
-    pairs = [end.detach().unflatten(1, (paths.s.shape[1], -1)) for end in ends]
-    if paths.s.shape[1] < 2 or not all(bool((pair == pair[:, :1]).all()) for pair in pairs):
+    ends = [paths.by_time(rows)[[0, -1]] for rows in paths.points.values()]
+    pairs = [end.detach().unflatten(1, (paths.n_bridges, -1)) for end in ends]
+    if paths.n_bridges < 2 or not all(bool((pair == pair[:, :1]).all()) for pair in pairs):
         raise ValueError(
             "Multiplicative compares the bridges between the same two ends: draw n_bridges of 2 or more, "
             "with the same partners for a row."
@@ -254,10 +253,10 @@ def log_weights(
     The paths must come from ``sampling="path"``, with a fine grid. On bridges the values are known up to a
     constant for each pair of ends: compare only those of one pair.
     """
-    if paths.s.shape[2] < 2:
+    if paths.n_times < 2:
         raise ValueError('paths must be whole paths, sampling="path", but hold single points.')
     if isinstance(drift, str):
         _, slopes = evaluate(model, PerSampleLoss(loss_fn), paths, slopes_of=drift, second_order=True)
     else:
         slopes = drift_slopes(drift, paths)
-    return path_log_weights(slopes, paths, xi).unflatten(0, (paths.s.shape[1], -1)).t()
+    return path_log_weights(slopes, paths, xi).unflatten(0, (paths.n_bridges, -1)).t()

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from elliptica._utils.random import stream_seed
 from elliptica.core.bridge import Paths
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.inputs import named_inputs
 from elliptica.core.noise import Factor
 
 T = TypeVar("T")
@@ -141,10 +140,13 @@ def shard(value: T, ranks: Ranks | None = None) -> T:
 
 
 def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
-    values = named_inputs(paths.x)
-    if any(value.requires_grad for value in values.values()):
+    if any(rows.requires_grad for rows in paths.points.values()):
         raise ValueError("paths carry gradients to layers below (at=), which one process would not share.")
-    n_batch, n_bridges = paths.s.shape[:2]
+    n_batch, n_bridges = paths.y.shape[:2]
+
+    def part(rows: Tensor | None) -> Any:
+        """Select rows of this process' samples at all times, on all of their bridges."""
+        return None if rows is None else shard(paths.view(rows), ranks).transpose(0, 2).flatten(0, 2)
 
     def rows_of(std: Any, feature_axes: int) -> Any:
         """Select rows of a deviation per path, which is bridge-major, (bridge * batch, ...)."""
@@ -154,12 +156,15 @@ def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
             return std.unflatten(0, (n_bridges, n_batch))[:, ranks.part(n_batch)].flatten(0, 1)
         return std
 
-    per_row = ("x", "y", "s", "weight", "free_y", "labels")
+    points = paths.points
     return dataclasses.replace(
         paths,
-        **{name: shard(getattr(paths, name), ranks) for name in per_row},
-        deviation={name: rows_of(std, values[name].ndim - 3) for name, std in paths.deviation.items()},
-        deviation_y=rows_of(paths.deviation_y, paths.y.ndim - 3),
+        points={name: part(rows) for name, rows in points.items()},
+        times=part(paths.times.flatten()),
+        **{name: part(getattr(paths, name)) for name in ("targets", "free_targets", "weights")},
+        labels=shard(paths.labels, ranks),
+        deviation={name: rows_of(std, points[name].ndim - 1) for name, std in paths.deviation.items()},
+        deviation_y=rows_of(paths.deviation_y, paths.targets.ndim - 1),
     )
 
 

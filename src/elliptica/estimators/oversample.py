@@ -113,8 +113,8 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             if count:
                 start, end = self._ends(x, np.flatnonzero(member == number), count, generator)
                 u = torch.rand(count, generator=generator, dtype=torch.float64)
-                noise, times = self.sigma * deviation, Times(u[None], unit_spread(u)[None], None)
-                new.append(bridge_points(table[start], table[end], noise, times, generator)[0].numpy())
+                noise, times = self.sigma * deviation, Times(u[:, None], unit_spread(u)[:, None])
+                new.append(bridge_points(table[start], table[end], noise, times, generator).numpy())
                 starts.append(start)
         if not new:
             return X, y

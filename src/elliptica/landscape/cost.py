@@ -52,7 +52,7 @@ def step_cost(objective: Elliptic, x: Inputs, y: Tensor) -> StepCost:
     own = copy.deepcopy(objective).train()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # warnings about settings were shown when the objective was made
-        rows = own.sample(x, y).rows
+        rows = len(own.sample(x, y).targets)
         flops, ordinary = (_flops(loss) for loss in (lambda: own(x, y), lambda: own.clean_loss(x, y)))
     return StepCost(len(y), rows, flops, ordinary)
 
