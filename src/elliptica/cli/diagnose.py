@@ -118,7 +118,7 @@ def _saved(
     from elliptica.tables.predict import fitted_predictor, read_labelled, read_unlabelled
 
     tables = [data] if test is None else [data, test]
-    rows = [read_labelled(model, table, target, group=group, networks_only=False) for table in tables]
+    rows = [read_labelled(model, table, target, group=group) for table in tables]
     others, notices = (None, []) if unlabelled is None else read_unlabelled(model, unlabelled)
     for notice in dict.fromkeys([*(notice for part in rows for notice in part.notices), *notices]):
         typer.echo(f"- {notice}", err=True)

@@ -14,9 +14,9 @@ from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
+from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.model import TargetRows
-from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -142,7 +142,7 @@ def describe_model(comparison: Comparison) -> str:
     """Describe the model in model.elliptica."""
     text = f"{NAMES[comparison.best]}, refitted on all rows"
     if comparison.problem.is_test is not None:
-        text += ", those of the test file included"
+        text += " of the table, not on those of the test file"
     if not comparison.verdict.predicts:
         text += f"; not shown to be better than {label(comparison, CONSTANT)}"
     return text
@@ -168,7 +168,7 @@ def describe_rows(rows: TargetRows, method: str) -> list[str]:
 def cautions(comparison: Comparison) -> list[str]:
     """List the limits of the answer."""
     plan, problem = comparison.plan, comparison.problem
-    said = [*comparison.verdict.cautions]
+    said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
     if names := ", ".join(map(repr, problem.giveaways[:5])):
         said.append(
@@ -180,7 +180,7 @@ def cautions(comparison: Comparison) -> list[str]:
     if plan.trials == 1:
         said.append("There was no search: every method had one trial with its usual settings.")
     if plan.epochs < FEW_EPOCHS:
-        said.append(f"Few epochs: with --epochs {plan.epochs}, only the start of training is compared.")
+        said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
         errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
         if any(errors):
