@@ -296,10 +296,6 @@ def recognise(
     """Decide how a column is used; the column is None if it is not an input.
 
     ``as_`` is the kind that the user gave; ``comma`` as in `find_number`.
-
-    Example:
-        >>> recognise(pl.Series("price", ["€ 1,200", "€ 900", "€ 1,450"]))[0].detail
-        "in €, thousands separated by ','"
     """
     name, known = cells.name, clean(cells)
     if as_ == "id":
@@ -437,11 +433,7 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
 
 
 def read_inputs(columns: Sequence[Column], table: Table) -> pl.DataFrame:
-    """Read the inputs of a table in the notation of training.
-
-    Raises:
-        TableError: If a column is missing, or a cell does not fit.
-    """
+    """Read the inputs of a table in the notation of training; raise if a column or a cell does not fit."""
     for column in columns:
         check_column(table, column.name, "input")
     try:
