@@ -78,13 +78,6 @@ def test_dates_in_one_format(cells, form, zone):
     )
 
 
-@pytest.mark.parametrize(
-    "cells", [["red"], ["2006-01-31", "unknown"], ["1.5"], ["2006-01-31", "2006-01-31T12:00Z"]], ids=" ".join
-)
-def test_other_cells_are_no_dates(cells):
-    assert find_date(pl.Series(cells)) is None
-
-
 def test_time_zones_are_converted_to_utc():
     cells = ["2006-01-31T12:30:00Z", "2006-01-31T12:30:00+02:00"]
     read = find_date(pl.Series(cells)).read(pl.Series(cells))

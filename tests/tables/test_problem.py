@@ -111,13 +111,6 @@ def test_task_is_decided(values, classes, tmp_path):
     assert target.tolist() == problem.target.tolist()[:7]
 
 
-def test_rows_without_target_are_dropped():
-    problem = problem_of(rows(90, y=["a", "b", None] * 30))
-    assert len(problem.target) == len(problem.features) == 60
-    numbers = [float(i) if i % 3 else float("nan") for i in range(90)]
-    assert len(problem_of(rows(90, y=numbers)).target) == 60
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("values", "options", "named"),
@@ -233,7 +226,10 @@ def test_rows_of_a_test_file_follow_and_are_read_alike():
     assert problem.times.tolist()[60:] == sorted(problem.times.tolist()[60:])
     labels = [label for label in test.frame["y"].to_list() if label]
     assert problem.target.tolist()[60:] == labels[::-1]
-    assert problem_of(rows()).is_test is None
+    wanted = Table(pl.DataFrame({"c": ["u", None], "x": ["1.5", ""], "other": [1, 2]}), "new.csv")
+    problem = problem_of(rows(90, c=["u", "v", None] * 30, y=["a", "b", None] * 30), target_rows=wanted)
+    assert problem.target_rows.rows() == [(1.5, "u"), (None, "(missing)")]
+    assert len(problem.target) == len(problem.features) == 60
 
 
 @pytest.mark.bad_input
@@ -254,16 +250,3 @@ def test_test_files_that_do_not_fit(test, named):
     frame = rows(a=[i * i for i in range(60)], g=["u", "v"] * 30)
     with pytest.raises(TableError, match=named):
         problem_of(frame, group="g", test=test)
-
-
-def test_groups_only_in_the_test_file():
-    test = table(g=["u"] * 15 + ["w"] * 15)
-    problem = problem_of(rows(g=["u", "v"] * 30), group="g", test=test)  # judged are the test rows
-    assert set(problem.groups[60:]) == {"u", "w"}
-
-
-def test_target_rows_are_read_alike():
-    wanted = Table(pl.DataFrame({"c": ["u", None], "x": ["1.5", ""], "other": [1, 2]}), "new.csv")
-    problem = problem_of(rows(c=["u", "v"] * 30), target_rows=wanted)
-    assert problem.target_rows.rows() == [(1.5, "u"), (None, "(missing)")]
-    assert problem.target_rows.columns == problem.features.columns

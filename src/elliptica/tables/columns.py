@@ -181,6 +181,10 @@ def _numbers(cells: pl.Series, column: Column) -> pl.Series:
 
 def _parse(text: pl.Series, column: Column) -> pl.Series:
     marks = (column.decimal, column.thousands, column.prefix, column.suffix)
+    if marks == (".", "", "", ""):  # the fast way, for columns that are plain throughout
+        values = text.cast(pl.Float64, strict=False)
+        if values.null_count() == text.null_count() and values.is_finite().all():
+            return values
     decimal, thousands, prefix, suffix = map(re.escape, marks)
     digits = rf"[1-9]\d{{0,2}}(?:{thousands}\d{{3}})+|\d+" if thousands else r"\d+"
     number = rf"(?:{digits})?(?:{decimal}\d*)?(?:[eE][-+]?\d+)?"
@@ -269,7 +273,7 @@ def find_date(cells: pl.Series) -> Column | None:
     if cells.dtype in (pl.Date, pl.Datetime):
         return Column(cells.name, "date", format=ISO, zone=_has_zone(cells))
     text = cells.cast(pl.String).drop_nulls().unique(maintain_order=True)
-    if not text.str.contains(r"\d").all():
+    if not text.str.contains(r"\d\D+.*\d|^\d{8}$").all():
         return None
     for zone in (False, True):
         if not _parse_dates(text, ISO, zone).null_count():
@@ -296,10 +300,6 @@ def recognise(
     """Decide how a column is used; the column is None if it is not an input.
 
     ``as_`` is the kind that the user gave; ``comma`` as in `find_number`.
-
-    Example:
-        >>> recognise(pl.Series("price", ["€ 1,200", "€ 900", "€ 1,450"]))[0].detail
-        "in €, thousands separated by ','"
     """
     name, known = cells.name, clean(cells)
     if as_ == "id":
@@ -344,7 +344,7 @@ def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, str]:
     if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
         return (None if _is_distinct(cells) else Column(name, "category")), ""
     for clock in (Column(name, "number", format=form) for form in _CLOCKS):
-        if _numbers(cells, clock).null_count() == cells.null_count():
+        if ":" in cells.drop_nulls()[0] and _numbers(cells, clock).null_count() == cells.null_count():
             return clock, ""
     numbers = find_number(cells, comma=comma)
     if numbers is not None and numbers[1] == 1:
@@ -437,11 +437,7 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
 
 
 def read_inputs(columns: Sequence[Column], table: Table) -> pl.DataFrame:
-    """Read the inputs of a table in the notation of training.
-
-    Raises:
-        TableError: If a column is missing, or a cell does not fit.
-    """
+    """Read the inputs of a table in the notation of training; raise if a column or a cell does not fit."""
     for column in columns:
         check_column(table, column.name, "input")
     try:

@@ -25,11 +25,6 @@ def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> lis
     matter. The skill of the better model is the share that it explains of the variance of ranks, or of the
     errors of a random guess.
 
-    Args:
-        features: Inputs, as `TableProblem` holds them.
-        target: Targets of their rows.
-        task: ``"classification"`` or ``"regression"``.
-
     Example:
         >>> euros = np.arange(60.0)
         >>> frame = pl.DataFrame({"age": euros * 7 % 60, "cents": 100 * euros})

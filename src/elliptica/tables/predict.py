@@ -189,15 +189,10 @@ def read_labelled(
     group: str | None = None,
     max_rows: int | None = SAMPLE_ROWS,
 ) -> LabelledRows:
-    """Read a table with targets in the form that a saved model expects.
+    """Read a table with targets in the form that a saved model expects; rows without a target are dropped.
 
-    Args:
-        model: File of the model.
-        source: CSV or Parquet file, or a frame. Rows without a target are dropped.
-        target: Column of the targets; by default the one that the model predicts.
-        group: Column of groups.
-        max_rows: Size of the random sample of longer tables; None reads all rows.
-
+    ``target`` is by default the column that the model predicts; ``max_rows`` the size of the random sample of
+    longer tables.
     """
     saved = load_model(model)
     target = target or saved.notes.get("target")

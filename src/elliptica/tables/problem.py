@@ -85,25 +85,20 @@ class TableProblem:
     inputs: tuple[Column, ...]  # how each input is read, also from other tables
     goal: Target  # how the target is read from other tables
     columns: tuple[ColumnUse, ...]  # every column of the table except the target
-    #: Group of each row as text; empty for groups that are too small to judge. None: no groups.
-    groups: np.ndarray | None = None
+    groups: np.ndarray | None = None  # group of each row as text; empty if it is too small to judge
     group_name: str | None = None
-    #: Number of the block of each row; a block is never divided. None: rows are independent.
-    blocks: np.ndarray | None = None
+    blocks: np.ndarray | None = None  # number of the block of each row; a block is never divided
     split_name: str | None = None
-    #: Number per row that copies of a row share. None: no copies.
-    copies: np.ndarray | None = None
+    copies: np.ndarray | None = None  # number per row that copies of a row share; None: no copies
     #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it; rows of a test
     #: file follow, sorted among themselves.
     times: np.ndarray | None = None
     time_name: str | None = None
-    #: Rows of the test file, which follow the training rows. None: no test file.
-    is_test: np.ndarray | None = None
+    is_test: np.ndarray | None = None  # rows of the test file, which follow the training rows
     target_rows: pl.DataFrame | None = None  # unlabelled rows to predict, as `features`
     notices: tuple[str, ...] = ()  # remarks that the table of columns does not show
     ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
-    #: Whether the target is positive and skewed, so that its logarithm is worth trying.
-    log_target_candidate: bool = False
+    log_target_candidate: bool = False  # whether the logarithm of the target is worth trying
     giveaways: tuple[str, ...] = ()  # inputs that alone predict the target almost perfectly
 
     @property

@@ -73,11 +73,6 @@ def read_table(
 
     Raises:
         TableError: If the table does not exist or cannot be used.
-
-    Example:
-        >>> table = read_table(pl.DataFrame({"age": [41, 29], "sick": ["no", "yes"]}))
-        >>> table.frame.shape
-        (2, 2)
     """
     blank: list[int] = []
     if not isinstance(source, str | Path):
@@ -142,9 +137,6 @@ def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
     """Return the column names, the separator and the blank rows of a CSV file.
 
     Polars fills short rows with missing values and renames columns of equal name, which hides a broken file.
-
-    Raises:
-        TableError: If rows have more or fewer cells than the header, or names are not distinct.
     """
     separator = max(SEPARATORS, key=lambda each: _agreement(file, each))
     with file.open(encoding="utf-8-sig", newline="") as handle:
@@ -212,11 +204,7 @@ def _series(name: str, column: Any) -> pl.Series:
 
 
 def check_column(table: Table, name: str, what: str) -> None:
-    """Raise if a table lacks a column.
-
-    Raises:
-        TableError: If there is no such column; the message lists those that there are.
-    """
+    """Raise if a table lacks a column, and list those that it has."""
     if name not in (names := table.frame.columns):
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         raise TableError(
