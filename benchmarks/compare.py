@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from elliptica.estimators.fit import one_thread
 
 from benchmarks.timing import Measurement
 from elliptica.estimators import EllipticClassifier
+from elliptica.estimators.stacked import one_thread
 from elliptica.tables import runner
 from elliptica.tables.comparison import Comparison, Options, Session
-from elliptica.tables.plan import NETWORKS, Plan
+from elliptica.tables.methods import NETWORKS, Plan
 from elliptica.tables.protocol import Record, Trial, prepare
 
 #: Rows, and seconds that a person may have to wait on a quiet machine with two cores.

@@ -57,14 +57,15 @@ def records(n: int) -> Iterator[dict[str, Any]]:
 
 def write_page(folder: Path, n: int) -> Path:
     """A page of so many runs."""
-    from elliptica.cli.report import Request, write_report
+    from elliptica.lab.experiments.page import runs_page
+    from elliptica.report import render
 
     for record in records(n):
         run = record["run"]
         file = folder / f"runs{n}" / "bench" / run["dataset"] / run["row"] / f"k-seed{run['seed']}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(record))
-    write_report(Request(str(folder / f"runs{n}")), folder / f"report{n}.html")
+    render(runs_page(folder / f"runs{n}"), folder / f"report{n}.html")
     return folder / f"report{n}.html"
 
 

@@ -317,8 +317,7 @@ def measure(situation: Situation, n_tables: int, seed: int) -> list[Line]:
 
 def _intervals(tested: Predictions, column: Column, situation: Situation) -> list[list[np.ndarray]]:
     """Estimates and half-widths by three estimators: ours, rows alone, folds as if independent."""
-    scores = {name: {column.metric.name: math.nan} for name in tested.values}
-    changes = column.changes(tested, "erm", scores)
+    changes = column.differences(tested, "erm")
     ends = np.array([[c.mean, c.low, c.high] for c in changes]).T
     mean, low, high = np.log1p(ends) if column.metric.relative else ends
     level = 0.5 + bonferroni(0.95, len(changes)) / 2

@@ -109,10 +109,6 @@ class Visit:
         """
         return self.page.evaluate(_CONTRAST)
 
-    def clipboard(self) -> str:
-        """What a copy button has copied."""
-        return self.page.evaluate("navigator.clipboard.readText()")
-
 
 @pytest.fixture(scope="module")
 def chromium():
@@ -160,7 +156,6 @@ def _windows(chromium):
             viewport={"width": width, "height": height},
             color_scheme="dark" if dark else "light",
             reduced_motion="reduce" if reduced_motion else "no-preference",
-            permissions=["clipboard-read", "clipboard-write"],
         )
         contexts.append(context)
         context.set_default_timeout(timeout)

@@ -229,10 +229,10 @@ def test_the_page_of_a_diagnosis(tmp_path, monkeypatch, visit):
     assert done.exit_code == 0, done.output
     for width in (1280, 375):
         seen = visit(tmp_path / "page.html", width=width, dark=width == 375, reduced_motion=True)
-        assert "Labels look wrong" in seen.page.inner_text("#verdict")
-        first = seen.page.locator(".findings > li").first
-        assert first.locator("svg rect.bar").count() >= 1
+        assert "Labels look wrong" in seen.page.inner_text(".verdict")
+        first = seen.page.locator("details").first
+        assert first.locator(".bar span").count() >= 1
         assert "Training rows, counted from 0:" in first.inner_text()
         assert first.bounding_box()["y"] < 800  # on the first screen
-        assert not seen.page.locator("li.info").first.is_visible()  # folded away
+        assert not seen.page.locator("details.info p").first.is_visible()  # folded away
         assert (seen.overflow(), seen.low_contrast(), seen.problems, seen.requests) == ([], [], [], [])

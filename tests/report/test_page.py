@@ -1,70 +1,149 @@
-"""Pages as text and data: escaping, rounding, thinning."""
+"""One content, two forms: names stay text in both, and a real browser shows the page without a request."""
 
 import json
+import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
-from elliptica.cli.report import Request, make_report
-from elliptica.report import render_page
-from elliptica.report.content import mean_interval
-from elliptica.report.page import embed, highlighted, report_data, rounded
-from report_cases import HOSTILE, hostile_report, make_record, write_records
+from elliptica.report import (
+    Bar,
+    Chart,
+    Measure,
+    Page,
+    Section,
+    charts,
+    judge_seeds,
+    render,
+    to_html,
+    to_markdown,
+)
+
+#: Names that would break out of HTML, scripts, plotly's labels, Markdown, LaTeX or a spreadsheet.
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '</script><script>document.title="broken"</script>',
+    '<a href="javascript:alert(1)">x</a>',
+    "=HYPERLINK(1)",
+    "| _a_ | \\b{%$#&~^}",
+    r"$\input{/etc/passwd}$ ![x](http://a.example/p.png) [click](javascript:alert(1)) `code`",
+]
+
+
+def hostile_page():
+    """A page with every part, on which every name is hostile."""
+    methods = HOSTILE[:4]
+    measure = Measure("average", HOSTILE[0], True, True)
+    values = {m: {s: 50.0 + 10 * i + s for s in range(4)} for i, m in enumerate(methods)}
+    verdict = judge_seeds({"average": values}, [measure], methods, methods[0])
+    dots = {m: list(own.values()) for m, own in values.items()}
+    parts = {m: dict.fromkeys(HOSTILE, 5.0) for m in methods}
+    drawn = [
+        charts.dots(dots, {m: own[0] for m, own in dots.items()}, HOSTILE[0]),
+        charts.intervals(verdict.differences, {m: m for m in methods}, measure),
+        charts.bars(parts, HOSTILE[0]),
+        charts.lines({m: [[1.0, float("nan"), 2.0]] for m in methods}, HOSTILE[0], HOSTILE[1]),
+        charts.reliability({m: ([0.5], [0.4]) for m in methods}),
+    ]
+    bars = [Bar(HOSTILE[0], 0.5, 0.2, 0.9, HOSTILE[5]), Bar(40 * "long label ", 1.0, 1.0, 1.0, "100 %")]
+    sections = [
+        Section(HOSTILE[0], HOSTILE, [HOSTILE, HOSTILE], bold={(0, 1)}, points=HOSTILE),
+        Section(HOSTILE[1], charts=[Chart(HOSTILE[0], figure, HOSTILE[1]) for figure in drawn]),
+        Section(HOSTILE[2], bars=bars, mark="warning"),
+        Section("Folded", ["text"], folded=True),
+    ]
+    return Page(HOSTILE[1], verdict.headline, verdict.sentences, sections, HOSTILE[0])
 
 
 class Elements(HTMLParser):
-    """Counts elements and remembers the text of scripts."""
+    """Collects elements and links."""
 
-    def __init__(self):
+    def __init__(self, text):
         super().__init__()
         self.tags, self.links = [], []
+        self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value for name, value in attrs if name in ("href", "src", "onclick", "onerror")]
 
 
-def test_hostile_names_stay_text():
-    page = render_page(hostile_report())
-    plain = Elements()
-    plain.feed(page)
-    assert plain.tags.count("script") == 2 + 6  # data, plotly and our own
-    assert plain.links == ["#verdict"]
+def test_hostile_names_stay_text_in_html():
+    page = to_html(hostile_page())
+    plain = Elements(page)
+    assert plain.tags.count("script") == 3  # figures, plotly and ours
+    assert plain.links == []
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    data = page.split('id="report-data">')[1].split("</script>")[0]
+    data = page.split('id="figures">')[1].split("</script>")[0]
     assert not set("<>&") & set(data)
-    assert json.loads(data)["studies"][0]["methods"] == HOSTILE[:4]
+    assert len(json.loads(data)) == 5
 
 
-def test_json_is_compact_and_finite():
-    assert rounded({"a": [1.23456789, float("nan"), 2.0, "x", None, True]}) == {
-        "a": [1.2346, None, 2, "x", None, True]
-    }
-    assert embed(["\u2028", "<!--"]) == '["\\u2028","\\u003c!--"]'
-    with pytest.raises(ValueError):
-        embed(float("nan"))
+def test_hostile_names_stay_text_in_markdown():
+    """No HTML, no bracket, formula or bar that is not preceded by an odd number of backslashes."""
+    text = to_markdown(hostile_page())
+    assert "<" not in text
+    assert not re.search(r"(?<!\\)(\\\\)*[\[\]$`]", text)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table[0].replace("\\\\", "").replace("\\|", "").split("|")) == len(HOSTILE) + 2
+    assert len(re.findall("^## ", text, re.MULTILINE)) == 4
 
 
-def test_long_curves_are_thinned_and_keep_the_chosen_epoch(tmp_path):
-    record = make_record("erm", 0, 0.7)
-    record["curves"] = {"loss": [1.0] * 1000, "validation": [0.5] * 1000}
-    record["epoch"] = 617
-    report = make_report(Request(str(write_records(tmp_path, [record]))))
-    (curve,) = report_data(report)["studies"][0]["curves"]["erm"]
-    assert len(curve["epochs"]) <= 123
-    assert {1, 618, 1000} <= set(curve["epochs"])
-    assert curve["chosen"] == 618
+def test_both_forms_show_the_same_content(tmp_path):
+    table = [["method", "score"], ["a", "1"], ["b", "2"]]
+    part = Section("Part", ["Text."], table, bold={(1, 1)}, points=["p"])
+    page = Page("Title", "Headline.", ["Why."], [part])
+    for name in ("page.md", "page.html"):
+        render(page, tmp_path / name)
+    assert (tmp_path / "page.md").read_text() == (
+        "# Title\n\n**Headline.**\n\nWhy.\n\n## Part\n\nText.\n\n| method | score |\n|---|--:|\n| a | 1 |\n"
+        "| b | **2** |\n\n- p\n"
+    )
+    html = (tmp_path / "page.html").read_text()
+    assert len(html) < 20_000  # nothing to draw, so no plotly
+    for text in ("Title", "Headline.", "Why.", "Part", "Text.", "method", ">2<", "<li>p"):
+        assert text in html
 
 
-def test_intervals_of_accuracies_end_at_0_and_100_percent(tmp_path):
-    found = [make_record("erm", seed, average, worst=1 - average) for seed, average in enumerate((0.9, 1.0))]
-    report = make_report(Request(str(write_records(tmp_path, found))))
-    cells = report_data(report)["studies"][0]["parts"][0]["cells"]["erm"]
-    assert mean_interval([90.0, 100.0])[2] > 150
-    assert cells["0"]["mean"] == pytest.approx([5.0, 0.0, mean_interval([0.0, 10.0])[2]], rel=1e-4)
-    assert cells["1"]["mean"] == pytest.approx([95.0, mean_interval([90.0, 100.0])[1], 100.0], rel=1e-4)
+@pytest.fixture(scope="module")
+def seen(shared_visit, tmp_path_factory):
+    """The hostile page on a small dark screen, every chart drawn."""
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    render(hostile_page(), file)
+    seen = shared_visit(file, width=375, dark=True)
+    seen.page.on("dialog", lambda dialog: seen.problems.append(f"dialog {dialog.message}"))
+    for plot in seen.page.locator(".plot").all():
+        plot.scroll_into_view_if_needed()
+        plot.locator(".main-svg").first.wait_for()
+    return seen
 
 
-def test_the_reference_and_the_best_are_in_colour():
-    report = hostile_report()
-    assert highlighted(report.studies[0], most=2) == [HOSTILE[0], HOSTILE[3]]
+@pytest.mark.slow
+def test_a_phone_shows_everything_without_errors_or_requests(seen):
+    assert seen.page.title() == HOSTILE[1]
+    assert (seen.problems, seen.requests, seen.overflow()) == ([], [], [])
+    assert seen.page.locator("svg a, .plot script, main a").count() == 0
+    labels = seen.page.eval_on_selector_all("svg text", "all => all.map((t) => t.textContent.trim())")
+    assert HOSTILE[0] in labels
+    levels = seen.page.eval_on_selector_all("h1, h2, h3", "all => all.map((h) => +h.tagName[1])")
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert seen.low_contrast() == []
+    seen.switch(dark=False)
+    assert seen.low_contrast() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [375, 1280])
+def test_bars_do_not_cover_their_labels(seen, width):
+    seen.resize(width)
+    overlaps = """() => [...document.querySelectorAll('.bars tr')].filter((row) => {
+      const [label, bar, number] = [...row.children].map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return range.getBoundingClientRect();
+      });
+      return label.right > bar.left + 1 || bar.right > number.left + 1;
+    }).length"""
+    assert seen.page.locator(".bars tr").count() == 2
+    assert seen.page.evaluate(overlaps) == 0

@@ -241,11 +241,10 @@ def _show_findings(
 ) -> None:
     """Print or write a diagnosis; nothing else goes to stdout."""
     if out is not None and out.suffix.lower() in (".html", ".htm"):
-        require_extra("lab", "jinja2", "plotly")
-        from elliptica.report.page import render_page
-        from elliptica.tables.model_page import diagnosis_report
+        from elliptica.report.page import to_html
+        from elliptica.tables.model_page import diagnosis_page
 
-        text = render_page(diagnosis_report(diagnosis, f"Diagnosis of {Path(name).name}"))
+        text = to_html(diagnosis_page(diagnosis, f"Diagnosis of {Path(name).name}"))
     elif form == "json" or (out is not None and out.suffix.lower() == ".json"):
         text = json.dumps(diagnosis.to_dict(), indent=1)
     else:

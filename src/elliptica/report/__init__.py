@@ -1,11 +1,13 @@
-"""The parts of a results page, whatever their source: studies, verdicts, charts (extra: lab)."""
+"""What pages of results share: the judge of differences, the page and its charts, scores of probabilities."""
 
-from elliptica.report.content import Difference as Difference
-from elliptica.report.content import Grid as Grid
-from elliptica.report.content import Measure as Measure
-from elliptica.report.content import Parts as Parts
-from elliptica.report.content import Report as Report
-from elliptica.report.content import ReportError as ReportError
-from elliptica.report.content import Study as Study
-from elliptica.report.content import Verdict as Verdict
-from elliptica.report.page import render_page as render_page
+from elliptica.report.judge import Difference as Difference
+from elliptica.report.judge import Measure as Measure
+from elliptica.report.judge import Verdict as Verdict
+from elliptica.report.judge import judge_seeds as judge_seeds
+from elliptica.report.page import Bar as Bar
+from elliptica.report.page import Chart as Chart
+from elliptica.report.page import Page as Page
+from elliptica.report.page import Section as Section
+from elliptica.report.page import render as render
+from elliptica.report.page import to_html as to_html
+from elliptica.report.page import to_markdown as to_markdown

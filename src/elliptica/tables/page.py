@@ -1,282 +1,347 @@
-"""Build pages about a comparison and about a saved model on the rows of a table."""
+"""The report of a comparison: tables for the screen, and the page that is written beside its records."""
 
 from __future__ import annotations
 
-import math
-import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elliptica._utils.files import read_json
+import numpy as np
+
 from elliptica._utils.text import count
-from elliptica.report.content import (
-    DASH,
-    Grid,
-    Measure,
-    Number,
-    Parts,
-    Report,
-    ReportError,
-    Study,
-    Verdict,
-    digest,
-    natural_order,
-    present_versions,
-)
-from elliptica.tables.markdown import footnotes, more_sections, progress_words, range_words, shown_scores
-from elliptica.tables.metrics import Metric
-from elliptica.tables.model_page import model_report, model_study
-from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE
-from elliptica.tables.predict import LabelledRows, read_labelled
-from elliptica.tables.store import RESULTS
-from elliptica.tables.summary import Summary
-from elliptica.tables.table import TableError
+from elliptica.report import charts
+from elliptica.report.page import Chart, Page, Section, render
+from elliptica.tables.columns import ColumnUse
+from elliptica.tables.comparison import Comparison
+from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS, TREES
+from elliptica.tables.metrics import Metric, score, score_parts
+from elliptica.tables.model import TargetRows
 
-#: Minimum number of rows with a target for a page about a model.
-MIN_ROWS = 10
+#: With fewer epochs, only the start of training is compared.
+FEW_EPOCHS = 20
+#: Files of the report.
+REPORTS = ("report.md", "report.html")
+#: Largest number of groups or classes that are listed.
+_MOST_PARTS = 20
 
 
-def comparison_report(folder: Path, *, title: str | None = None) -> Report:
-    """Build a report from ``results.json``; an unfinished comparison is shown as far as it got."""
-    try:
-        content = read_json(folder / RESULTS)
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
-    except (ValueError, OSError) as error:
-        raise ReportError(f"{folder / RESULTS} cannot be read ({error}). Move it away.") from error
-    if "summary" not in content:
-        if content.get("format", 1) < 2:
-            raise ReportError(
-                f"{folder / RESULTS} was written by an earlier version of elliptica, which judged "
-                "comparisons differently. Its report.md still has the results; run the comparison again to "
-                "get a page."
-            )
-        raise ReportError(
-            f"{folder / RESULTS} has nothing to show yet. Let the comparison finish, or stop it with Ctrl-C, "
-            "which leaves a report."
-        )
-    try:
-        summary = Summary.from_json(content["summary"])
-        study = _study(summary, content)
-    except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ReportError(
-            f"{folder / RESULTS} is damaged ({error!r}). Move it away and run the comparison again."
-        ) from error
-    if not summary.methods:
-        raise ReportError(f"{folder / RESULTS} holds no finished fold yet. Rerun the same command to resume.")
-    return Report(
-        title=title or f"Comparison on {summary.name}",
-        kind=f"comparison of {count(len(summary.trained), 'method')}",
-        headline=summary.verdict.headline,
-        studies=[study],
-    )
+def write_reports(comparison: Comparison, folder: Path, target_rows: Sequence[str] = ()) -> None:
+    """Write the page of a complete or partial comparison, as Markdown and as HTML."""
+    page = comparison_page(comparison, target_rows)
+    for name in REPORTS:
+        render(page, folder / name)
 
 
-def _study(found: Summary, content: Mapping[str, Any]) -> Study:
-    names = {method: found.label(method) for method in found.methods}
-    factor = {m.name: 100 if m.percent else 1 for m in found.metrics}
-    values = {
-        m.name: {
-            names[method]: dict(enumerate(factor[m.name] * v for v in found.by_fold[method].get(m.name, [])))
-            for method in found.methods
-        }
-        for m in found.metrics
-    }
-    scores = {
-        m.name: {names[method]: factor[m.name] * found.scores[method][m.name] for method in found.methods}
-        for m in found.metrics
-    }
-    measures = [_measure(m, list(scores[m.name].values())) for m in found.metrics]
-    ordered = sorted(measures, key=lambda m: m.name != found.deciding)  # the deciding one first
-    missing = {}
-    if not found.is_complete:
-        missing["seeds"] = f"Not finished: {progress_words(found)} Rerun the same command to resume."
-    versions = content.get("versions", {})
-    return Study(
-        name="comparison",
-        title=f"Predicting {found.target}",
-        subtitle=_subtitle(found),
-        measures=ordered,
-        methods=list(names.values()),
-        reference=names[REFERENCE],
-        values=values,
-        verdict=_in_display(found, names),
-        table=_grid(found, names),
-        parts=[_parts(found, names)] if found.parts else [],
-        cost={"seconds": {names[m]: {0: found.seconds[m]} for m in found.trained}},
-        commands=[str(content["command"])] if content.get("command") else [],
-        versions={str(name): str(value) for name, value in versions.items()},
-        missing=missing,
-        notes=[*footnotes(found), *range_words(found)],
-        repetition="fold",
-        own=[names[m] for m in found.methods if m.startswith("elliptic")],
-        scores=scores,
-        sections=more_sections(found, has_charts=True),
-        seeds_words="Small dots are folds; the bar is the score over all tested rows, as in the table.",
-        differences_words=(
-            f"Method minus {NAMES[REFERENCE]} on the same rows, as in the table. Intervals include training "
-            "noise and hold jointly with 95 % confidence."
-        ),
-    )
+def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> Page:
+    """Build the page of a comparison.
 
-
-def _subtitle(found: Summary) -> str:
-    task = found.task + (f" with {len(found.classes)} classes" if found.classes else "")
-    groups = f", groups by {found.group}" if found.group else ""
-    return f"{found.n_rows:,} rows, {count(found.n_inputs, 'input')}, {task}{groups}. {found.shift}"
-
-
-def _measure(metric: Metric, values: Sequence[float]) -> Measure:
-    decimals = 1
-    if not metric.percent:
-        size = max((abs(v) for v in values), default=1.0) or 1.0
-        decimals = max(0, 3 - math.floor(math.log10(size)))
-    return Measure(
-        metric.name, metric.label, metric.higher_is_better, metric.percent, decimals, relative=metric.relative
-    )
-
-
-def _in_display(found: Summary, names: Mapping[str, str]) -> Verdict:
-    """Convert the verdict to the page's names and units, and add facts."""
-    verdict, metrics = found.verdict, {metric.name: metric for metric in found.metrics}
-    differences = [
-        replace(d, method=names[d.method], mean=100 * d.mean, low=100 * d.low, high=100 * d.high)
-        for d in verdict.differences
-        if d.method in names
+    Args:
+        comparison: Result of at least one fold.
+        target_rows: Sentences about the rows to predict, see `describe_rows`.
+    """
+    verdict, problem, shift = comparison.verdict, comparison.problem, comparison.shift
+    sentences = [" ".join(verdict.sentences), *range_words(comparison), *unfinished(comparison)]
+    notices = cautions(comparison)
+    columns = [["column", "used as", "change with"], *column_rows(problem.columns)]
+    sections = [
+        *([Section("Cautions", points=notices)] if notices else []),
+        _scores(comparison),
+        _differences(comparison),
+        _parts(comparison),
+        *([_calibration(comparison)] if comparison.uncalibrated else []),
+        Section("Columns", table=columns, left=(1, 2), folded=True),
+        Section("How it was done", points=_protocol(comparison), folded=True),
+        _costs(comparison),
+        *([Section("The rows that you will predict", target_rows)] if target_rows else []),
+        *([Section("About the table", points=problem.notices)] if problem.notices else []),
+        *([Section("Model", [describe_model(comparison)])] if comparison.complete else []),
     ]
-    said = [s for s in verdict.sentences if found.shift not in s]  # the page shows the shift above the table
-    sentences = [*said, *(f"Caution: {each}" for each in found.cautions)]
-    best = verdict.best
-    if best is None or best not in names:
-        return Verdict(verdict.headline, sentences, (), differences)
-    telling = metrics[found.telling]
-    level = telling.show(found.scores[best][telling.name])
-    better = {d.method for d in verdict.differences if d.measure == telling.name and d.result == "better"}
-    cell = found.cells[best][telling.name]
-    change, _, rest = cell.partition(" (")
-    interval = rest.partition(")")[0]
-    sure = DASH if not cell else "shown" if best in better else "not shown"
-    n_others = len(found.trained) - 1
-    worth = f"{telling.label} {level}" if found.predicts else f"not better than {found.label(CONSTANT)}"
-    facts = [
-        ("Which method", NAMES[best] if found.predicts else "none", worth),
-        ("Against ordinary training", change or DASH, f"interval {interval}" if cell else "it is the best"),
-        ("How sure", sure, f"{len(better)} of {n_others} methods are shown to be better"),
-        (
-            "At what cost",
-            f"{found.seconds[best]:.0f} s",
-            f"ordinary training: {found.seconds[REFERENCE]:.0f} s",
-        ),
+    kind = f"{count(len(problem.target), 'row')}, predicting {problem.target_name}. {shift.words}"
+    title = f"Comparison on {comparison.name}"
+    return Page(title, verdict.headline, [text for text in sentences if text], sections, kind)
+
+
+def facts(comparison: Comparison) -> dict[str, Any]:
+    """Return scores and verdict as values that JSON can store."""
+    verdict = comparison.verdict
+    judged = [metric.name for metric in comparison.metrics if metric.judged]
+    return {
+        "verdict": {"headline": verdict.headline, "sentences": list(verdict.sentences)},
+        "cautions": cautions(comparison),
+        "saved": comparison.best,
+        "scores": comparison.scores,
+        "cells": {m: {x: verdict.cell(m, x) for x in judged} for m in comparison.scores},
+        "seconds": {m: sum(r.seconds for r in comparison.of(m)) for m in comparison.methods},
+    }
+
+
+def label(comparison: Comparison, method: str) -> str:
+    """Return the display name of a method; a dagger marks methods that use groups in training."""
+    if method == CONSTANT:
+        return "always the mean" if comparison.problem.task == "regression" else "always the largest class"
+    return NAMES[method] + (" †" if method in SEES_GROUPS else "")
+
+
+def in_order(comparison: Comparison) -> list[str]:
+    """Return all methods with scores, the best score in the deciding column first."""
+    name = comparison.verdict.primary_metric
+    sign = -1 if comparison.verdict.measure(name).higher_is_better else 1
+    return sorted(comparison.scores, key=lambda method: sign * comparison.scores[method][name])
+
+
+def result_rows(comparison: Comparison, most: int | None = None) -> list[list[str]]:
+    """Format the test scores as rows of text, header first, then the best method.
+
+    Args:
+        comparison: Result of at least one fold.
+        most: Number of metrics to show, those of the verdict first; None shows all.
+    """
+    verdict = comparison.verdict
+    first = (verdict.primary_metric, verdict.tiebreak_metric)
+    metrics = sorted(comparison.metrics, key=lambda metric: metric.name not in first)[:most]
+    group = comparison.problem.group_name
+    titles = [
+        f"worst {group or m.name.split('_')[1]}" if m.name.startswith("worst_") else m.label for m in metrics
     ]
-    return Verdict(verdict.headline, sentences, facts, differences, names[best])
+    measure = verdict.measure(verdict.tiebreak_metric)
+    rows = [["method", *titles, f"{measure.label} compared with {NAMES[REFERENCE]}"]]
+    for method in in_order(comparison):
+        cells = [metric.show(comparison.scores[method][metric.name]) for metric in metrics]
+        rows.append([label(comparison, method), *cells, verdict.cell(method, measure.name)])
+    return rows
 
 
-def _grid(found: Summary, names: Mapping[str, str]) -> Grid:
-    """Build the table of scores; the deciding score comes first, where a phone shows it."""
-    metrics = sorted(found.metrics, key=lambda metric: metric.name != found.deciding)
-    rows: list[list[tuple[str, Number | str, bool]]] = []
-    shown = {metric.name: shown_scores(found, metric) for metric in metrics}
-    for method in found.methods:
-        cells: list[tuple[str, Number | str, bool]] = [
-            (shown[m.name][method], found.scores[method][m.name], False) for m in metrics
-        ]
-        words = found.cells[method][found.deciding]
-        change = next(
-            (d.mean for d in found.verdict.differences if (d.method, d.measure) == (method, found.deciding)),
-            0.0,
-        )
-        is_best = method == found.verdict.best
-        compared: tuple[str, Number | str, bool] = (
-            _in_chunks(words) or DASH,
-            change,
-            is_best and words.endswith(" better"),
-        )
-        cost = found.seconds.get(method, 0.0)
-        seconds: tuple[str, Number | str, bool] = (f"{cost:.1f}" if cost else DASH, cost, False)
-        rows.append([(names[method], names[method], False), cells[0], compared, *cells[1:], seconds])
-    head = ["method", metrics[0].label, f"compared with {NAMES[REFERENCE]}", *(m.label for m in metrics[1:])]
-    return Grid("Scores of the test rows, the best method first", [*head, "seconds"], rows, words=(2,))
+def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
+    """List every column, how it is used, and how to change that."""
+    kinds = {"text": "free text", "id": "identifier, not used", "unused": "not used"}
+    rows = []
+    for use in columns:
+        kind = kinds.get(use.kind, use.kind)
+        detail = use.detail.removeprefix(kind).lstrip(",;: ")
+        rows.append([use.name, f"{kind}: {detail}" if detail else kind, use.hint])
+    return rows
 
 
-def _in_chunks(words: str) -> str:
-    r"""Keep a number with its unit, and the ends of an interval together, at line breaks.
+def footnotes(comparison: Comparison) -> list[str]:
+    """Explain the marks of the table of scores."""
+    return ["† sees groups in training."] if set(SEES_GROUPS) & set(comparison.methods) else []
+
+
+def range_words(comparison: Comparison) -> list[str]:
+    """Report the largest share of predictions outside the range of the training targets."""
+    shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
+    if not any(shares.values()):
+        return []
+    most = max(shares, key=lambda method: shares[method])
+    clipped = (
+        "they were clipped to it (--set bounded=False turns this off)"
+        if comparison.plan.bounded
+        else "unclipped"
+    )
+    return [
+        f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
+        f"left the range of the training targets ({clipped})."
+    ]
+
+
+def unfinished(comparison: Comparison) -> list[str]:
+    """Say how many folds are finished, unless all are."""
+    done, total = len(comparison.finished), len(comparison.shift.folds)
+    return [] if done == total else [f"{done} of {count(total, 'fold')} finished and kept."]
+
+
+def describe_model(comparison: Comparison) -> str:
+    """Describe the model in model.elliptica."""
+    text = f"{NAMES[comparison.best]}, refitted on all rows"
+    if comparison.problem.is_test is not None:
+        text += " of the table, not on those of the test file"
+    if not comparison.verdict.predicts:
+        text += f"; not shown to be better than {label(comparison, CONSTANT)}"
+    return text
+
+
+def describe_rows(rows: TargetRows, method: str) -> list[str]:
+    """Describe how far the rows to predict lie from the training rows.
 
     Example:
-        >>> _in_chunks("-12 % (-16 to -8) not distinguishable").split(" ")
-        ['-12\xa0%', '(-16\xa0to\xa0-8)', 'not', 'distinguishable']
+        >>> describe_rows(TargetRows(200, 0.31, 0.12, 0.02), "erm")[0]
+        '31 % of the 200 rows to predict lie farther from the nearest training row than 95 % of these do.'
     """
-    change, bracket, result = words.rpartition(")")
-    return re.sub(r" (?!\()", "\u00a0", change) + bracket + result
+    far = f"{100 * rows.beyond_95:.0f} % of the {rows.rows:,} rows to predict"
+    sentences = [f"{far} lie farther from the nearest training row than 95 % of these do."]
+    if rows.beyond_95 > 0.25:
+        sentences.append("Judge methods by --extrapolate, --time or --split-by, not by random rows.")
+    if rows.beyond_range is not None:
+        share = f"{100 * rows.beyond_range:.1f} % of the predictions of {NAMES[method]}"
+        sentences.append(f"{share} for them lie outside the range of the targets.")
+    return sentences
 
 
-def _parts(found: Summary, names: Mapping[str, str]) -> Parts:
-    kind, factor = found.parts["kind"], 100 if found.metrics[0].percent else 1
-    label = {"group": "group", "class": "class", "fifth": "fifth of the targets"}[kind]
-    short = {
-        part: re.sub(r"^band \d+: ", "", part) if kind == "fifth" else part for part in found.parts["rows"]
-    }
-    values = {
-        names[method]: {short[part]: [factor * value] for part, value in own.items()}
-        for method, own in found.parts["values"].items()
-        if method in names
-    }
-    parts = sorted(short, key=natural_order)
-    sizes = {short[part]: int(found.parts["rows"][part]) for part in parts}
-    return Parts(label, list(sizes), values, sizes=sizes, counted="tested rows")
-
-
-def saved_model_report(
-    file: Path,
-    data: Path | None,
-    target: str | None = None,
-    group: str | None = None,
-    *,
-    seed: int = 0,
-    title: str | None = None,
-) -> Report:
-    """Build a page with scores and findings of a saved model on the rows of a table."""
-    if data is None:
-        raise ReportError(
-            f"A page about a saved model needs a table with targets: elliptica report {file} --data "
-            "table.csv --target COLUMN."
+def cautions(comparison: Comparison) -> list[str]:
+    """List the limits of the answer."""
+    plan, problem = comparison.plan, comparison.problem
+    said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
+    said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
+    if problem.giveaways:
+        names = ", ".join(map(repr, problem.giveaways[:5]))
+        said.append(
+            f"{problem.target_name} follows almost perfectly from a single column: {names}. If that is not "
+            "known at prediction time, the scores are too good to be true."
         )
-    rows = _read_rows(file, data, target, group)
-    network, fitted = rows.network, rows.fitted()
-    words = ["elliptica", "report", str(file), "--data", str(data)]
-    words += ["--target", target] if target else []
-    words += ["--group", group] if group else []
-    curve = {"loss": list(network.loss_curve_), "validation": list(network.validation_curve_)}
-    last = int(network.best_iteration_ or len(curve["loss"])) - 1
-    parameters = network.get_params(deep=False)
-    study = model_study(
-        fitted,
-        unit=1.0 if fitted.class_names else float(network.y_scale_[0]),
-        rows=f"the {len(fitted.x):,} rows of {data.name}",
-        notes=rows.notices,
-        curves={fitted.name: [{**curve, "epoch": [last]}]} if curve["loss"] else {},
-        score_label="validation loss",
-        settings={fitted.name: ", ".join(f"{k} {v}" for k, v in parameters.items() if v is not None)},
-        commands=[shlex.join(words)],
-        versions={
-            **present_versions(),
-            "sha256 of the model": digest(file),
-            "sha256 of the data": digest(data),
-        },
+    if plan.quick:
+        said.append("This is a first impression (--quick). Run it without --quick before you decide.")
+    if plan.trials == 1:
+        said.append("There was no search: every method had one trial with its usual settings.")
+    if plan.epochs < FEW_EPOCHS:
+        said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
+    for method in comparison.methods:
+        errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
+        if any(errors):
+            said.append(f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed.")
+    return said
+
+
+def _scores(comparison: Comparison) -> Section:
+    verdict, table = comparison.verdict, result_rows(comparison)
+    names = {method: label(comparison, method) for method in in_order(comparison)}
+    primary: Any = verdict.measure(verdict.primary_metric)
+    factor = 100 if primary.percent else 1
+    by_fold = {
+        names[m]: [factor * value for value in values] for m, values in _by_fold(comparison, primary).items()
+    }
+    means = {names[m]: factor * comparison.scores[m][primary.name] for m in names}
+    note = "Small dots are folds; the bar is the score over all tested rows."
+    drawn = [Chart("Every fold", charts.dots(by_fold, means, primary.label + ", %" * primary.percent), note)]
+    measure = verdict.measure(verdict.tiebreak_metric)
+    shown = [verdict.difference(method, measure.name) for method in names]
+    differences = [difference for difference in shown if difference is not None]
+    if differences:
+        note = "As in the table; intervals hold jointly with 95 % confidence."
+        figure = charts.intervals(differences, names, measure)
+        drawn.append(Chart(f"Compared with {NAMES[REFERENCE]}", figure, note))
+    text = [comparison.shift.words, *footnotes(comparison)]
+    return Section("Test scores", text, table, left=(len(table[0]) - 1,), charts=drawn)
+
+
+def _by_fold(comparison: Comparison, metric: Metric) -> dict[str, list[float]]:
+    """Score every tested fold of every repeat, by method."""
+    predictions = comparison.predictions
+    values: dict[str, list[float]] = {method: [] for method in in_order(comparison)}
+    for repeat, row in enumerate(predictions.fold):
+        for number in np.unique(row[row >= 0]):
+            fold = np.full_like(predictions.fold, -1)
+            fold[repeat, row == number] = number
+            try:
+                scores = score(replace(predictions, fold=fold))
+            except ValueError:  # no row of a group that is judged
+                continue
+            for method, own in values.items():
+                own.append(scores[method][metric.name])
+    return values
+
+
+def _differences(comparison: Comparison) -> Section:
+    judged = [metric for metric in comparison.metrics if metric.judged]
+    rows = [["method", *(metric.label for metric in judged)]]
+    for method in in_order(comparison):
+        if method != REFERENCE:
+            cells = [comparison.verdict.cell(method, metric.name) for metric in judged]
+            rows.append([label(comparison, method), *cells])
+    text = (
+        f"Each method minus {NAMES[REFERENCE]}, row by row on the same test rows, in per cent of its value "
+        "or in points of accuracy. Intervals include training noise and hold jointly with 95 % confidence "
+        "within a column. Rows that belong together count as one."
     )
-    title = title or f"{file.name} on {data.name}"
-    return model_report(study, fitted, title, seed=seed)
+    return Section("Every column judged", [text], rows, left=range(1, len(judged) + 1))
 
 
-def _read_rows(file: Path, data: Path, target: str | None, group: str | None = None) -> LabelledRows:
-    try:
-        rows = read_labelled(file, data, target, group=group, max_rows=None)
-    except (TableError, OSError) as error:
-        raise ReportError(str(error)) from error
-    if len(rows.target) < MIN_ROWS:
-        raise ReportError(
-            f"{data} has {count(len(rows.target), 'row')} with a target, but at least {MIN_ROWS} are needed."
-        )
-    return rows
+def _parts(comparison: Comparison) -> Section:
+    parts, metric, problem = score_parts(comparison.predictions), comparison.metrics[0], comparison.problem
+    heading = {"group": problem.group_name, "fifth": f"fifth of {problem.target_name}"}.get(
+        parts.kind, "class"
+    )
+    sign = 1 if metric.higher_is_better else -1
+    names = sorted(parts.rows, key=lambda name: sign * parts.values[REFERENCE][name])[:_MOST_PARTS]
+    chosen = [m for m in in_order(comparison) if m != CONSTANT][:3]
+    methods = [m for m in dict.fromkeys((REFERENCE, *chosen, "elliptic")) if m in parts.values]
+    rows = [[str(heading), "tested rows", *(label(comparison, method) for method in methods)]]
+    for name in names:
+        cells = [metric.show(parts.values[method][name]) for method in methods]
+        rows.append([name, f"{parts.rows[name]:,}", *cells])
+    rest = f" The {_MOST_PARTS} worst of {len(parts.rows)}." if len(parts.rows) > _MOST_PARTS else ""
+    factor = 100 if metric.percent else 1
+    values = {label(comparison, m): {n: factor * parts.values[m][n] for n in names} for m in methods}
+    drawn = Chart(f"By {heading}", charts.bars(values, metric.label + ", %" * metric.percent))
+    text = f"{metric.label}, the hardest for ordinary training first.{rest}"
+    return Section(f"By {heading}", [text], rows, charts=[drawn])
+
+
+def _calibration(comparison: Comparison) -> Section:
+    rows = [["method", "temperature", "log loss", "after", "calibration error", "after"]]
+    for method in in_order(comparison):
+        if method == CONSTANT:
+            continue
+        values = comparison.scores[method]
+        temperature = np.exp(np.mean([np.log(r.temperature or 1.0) for r in comparison.of(method)]))
+        losses = [f"{values[name]:.3f}" for name in ("uncalibrated_log_loss", "log_loss")]
+        errors = [values[name] for name in ("uncalibrated_calibration_error", "calibration_error")]
+        shares = [f"{100 * error:.1f} %" for error in errors]
+        rows.append([label(comparison, method), f"{temperature:.2f}", *losses, *shares])
+    text = (
+        "Temperature scaling divides the logits by one number that is fitted on the validation rows. Above "
+        "1, the method was overconfident. Scores, verdict and saved model use the calibrated probabilities. "
+        "A temperature fitted on rows like the training rows may not hold under a shift."
+    )
+    return Section("Calibration, before and after a temperature", [text], rows, folded=True)
+
+
+def _costs(comparison: Comparison) -> Section:
+    rows = [["method", "seconds", "chosen settings"]]
+    for method in comparison.methods:
+        records = comparison.of(method)
+        values: dict[str, list[float]] = defaultdict(list)
+        for record in records:
+            trial = record.trials[record.chosen or 0]
+            length = {"iterations" if method == TREES else "epochs": trial.length} if trial.length else {}
+            for name, value in {**trial.settings, **length, "log target": trial.log_target}.items():
+                values[name] += [float(value)] if value else []
+        ends = {name: (min(chosen), max(chosen)) for name, chosen in values.items() if chosen}
+        words = [f"{n} {low:g}" + (f" to {high:g}" if high > low else "") for n, (low, high) in ends.items()]
+        seconds = sum(record.seconds for record in records)
+        rows.append([label(comparison, method), f"{seconds:.1f}", ", ".join(words)])
+    text = "Seconds of trials and training over all folds; networks are trained side by side and share them."
+    return Section("Cost and settings", [text], rows, left=(2,), folded=True)
+
+
+def _protocol(comparison: Comparison) -> list[str]:
+    """Describe how the comparison was run, point by point."""
+    plan, problem, shift = comparison.plan, comparison.problem, comparison.shift
+    is_class = problem.task == "classification"
+    average = "Brier score" if is_class else "RMSE"
+    rule = average if plan.select == "average" else comparison.metrics[1].label
+    points = [
+        f"{shift.words} {count(shift.folds_per_repeat, 'fold')}, {count(shift.n_repeats, 'repeat')}.",
+        "Preprocessing is fitted on the training rows of each fold and is the same for all methods.",
+        f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
+        f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "
+        f"They stop early on the validation rows, after at most {plan.epochs} epochs.",
+        f"The validation rows mimic the shift and choose by {rule} (--select {plan.select}). The chosen "
+        f"settings are trained again ({count(plan.networks, 'network')} together) and predict the test rows "
+        "once.",
+        "Boosted trees and the linear model are scikit-learn's, with the same rows, inputs and number of "
+        "trials.",
+        "A method is recommended if it is shown to be better than ordinary training; if none is, the best "
+        "estimate among ordinary training, boosted trees and the linear model is.",
+        f"The constant prediction is the {'class frequencies' if is_class else 'mean'} of the training rows.",
+    ]
+    if is_class:
+        points.append("Among methods that accuracy does not tell apart, the Brier score decides.")
+        points.append("One temperature, fitted on the validation rows, calibrates the probabilities.")
+    if plan.bounded and not is_class:
+        points.append("Predictions of networks are clipped to the range of the training targets.")
+    if plan.log_target:
+        points.append("The target is positive and skewed: every second setting learns its logarithm.")
+    names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
+    return [*points, f"Names for --methods: {names}.", f"Seed {plan.seed}."]

@@ -17,21 +17,13 @@ _LARGEST_CORRELATION = 0.9
 
 @dataclass(frozen=True)
 class Spread:
-    """Variance of estimates from cross-validation, by source.
+    """Variance of estimates from cross-validation, by source."""
 
-    Attributes:
-        variance: Variance of each estimate, all sources together.
-        rows: Contribution of the choice of rows.
-        training: Further contribution of training; NaN if a single fold cannot show it.
-        degrees: Degrees of freedom of ``variance``.
-        correlation: Correlation between the estimates.
-    """
-
-    variance: np.ndarray
-    rows: np.ndarray
-    training: np.ndarray
-    degrees: np.ndarray
-    correlation: np.ndarray
+    variance: np.ndarray  # of each estimate, all sources together
+    rows: np.ndarray  # contribution of the choice of rows
+    training: np.ndarray  # further contribution of training; NaN if a single fold cannot show it
+    degrees: np.ndarray  # degrees of freedom of the variance
+    correlation: np.ndarray  # between the estimates
 
 
 def cross_validation_spread(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.offline import get_plotlyjs
 
 from elliptica._utils.files import replacing, write_atomically
-from elliptica.lab.demo.figures import ABOVE, APART, BOUNDARY, INSIDE, TOP, draw_figure
+from elliptica.lab.demo.figures import APART, BOUNDARY, INSIDE, TOP, draw_figure
 from elliptica.lab.demo.results import (
     TABLE_HEADER,
     MethodSummary,
@@ -28,6 +24,7 @@ from elliptica.lab.demo.results import (
 )
 from elliptica.lab.demo.study import Exhibit, Study, moon_surfaces, write_record
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, notes
+from elliptica.report.page import Chart, Page, Section, to_html
 
 _N_BOUNDARY, _N_INSIDE = 1600, 250
 #: Colours of heights, which are multiples of the boundary's largest loss: blue up to one, red above.
@@ -65,43 +62,30 @@ def draw_page(
 
     The page contains everything, including the plotting library, and needs no network.
     """
-    template = Template(
-        resources.files("elliptica.lab.demo").joinpath("page.html").read_text(encoding="utf-8")
+    surfaces = [
+        Chart(
+            NAMES[summary.method], json.loads(_surface_figure(exhibit, settings).to_json()), verdict(summary)
+        )
+        for summary, exhibit in zip(summaries, exhibits, strict=True)
+    ]
+    how = (
+        "The loss of small classifiers over the two moons, after the same number of function evaluations; "
+        "the median seed of each method. They were trained on the boundary only; the points inside are new "
+        "to them. Height is the loss as a multiple of the largest loss on the boundary; where it is above "
+        "one, the surface is red. Drag a surface to turn it."
     )
-    figures = [json.loads(_surface_figure(exhibit, settings).to_json()) for exhibit in exhibits]
-    return template.substitute(
-        headline=html.escape(headline(summaries)),
-        panels="\n".join(_panel(i, summary) for i, summary in enumerate(summaries)),
-        findings=_paragraphs(findings),
-        notes=_paragraphs(notes(settings)),
-        n_seeds=summaries[0].n_seeds,
-        header="".join(f"<th>{html.escape(name)}</th>" for name in TABLE_HEADER),
-        rows=_table_rows(summaries),
-        boundary=BOUNDARY,
-        inside=INSIDE,
-        above=ABOVE,
-        plotly=get_plotlyjs(),
-        figures=json.dumps(figures).replace("</", "<\\/"),
+    numbers = (
+        f"Over {summaries[0].n_seeds} seeds. Bound kept: seeds in which no loss inside is above the largest "
+        "on the boundary. Inside above: share of points inside above it. Largest losses: medians over seeds."
     )
-
-
-def _panel(number: int, summary: MethodSummary) -> str:
-    name, result = html.escape(NAMES[summary.method]), html.escape(verdict(summary))
-    return (
-        f"<figure><figcaption><b>{name}</b>\n{result}</figcaption>"
-        f'<div class="plot" id="plot-{number}"></div></figure>'
+    sections = [
+        Section("Loss surfaces", [how], charts=surfaces),
+        Section("In numbers", [numbers], [TABLE_HEADER, *table_rows(summaries)]),
+        Section("How it was done", notes(settings)),
+    ]
+    return to_html(
+        Page("Two moons: the loss inside and on the boundary", headline(summaries), findings, sections)
     )
-
-
-def _paragraphs(texts: Sequence[str]) -> str:
-    return "\n".join(f"<p>{html.escape(text)}</p>" for text in texts)
-
-
-def _table_rows(summaries: Sequence[MethodSummary]) -> str:
-    lines = []
-    for row in table_rows(summaries):
-        lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
-    return "\n".join(lines)
 
 
 def _surface_figure(exhibit: Exhibit, settings: DemoSettings) -> go.Figure:

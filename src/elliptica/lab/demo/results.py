@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from elliptica._utils.files import read_json
 from elliptica.lab.demo.study import Run
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, Method
 from elliptica.landscape import MaximumPrinciple
-from elliptica.report.content import Grid, Measure, Report, ReportError, Study, mean_interval
-from elliptica.report.verdict import judge_rows
-
-_MEASURES = (
-    Measure("inside", "share of points inside the moons above every boundary loss", False, True, 2),
-    Measure("accuracy", "accuracy", True, True),
-)
 
 #: Caveats on the result on half discs; the numbers are from ``results/two_moons/variants.jsonl``.
 SMALL_PRINT = (
@@ -162,61 +151,3 @@ def _summarise_one(method: Method, runs: Sequence[Run]) -> MethodSummary:
         n_evaluations=runs[0].n_evaluations,
         seconds=sum(run.seconds for run in runs),
     )
-
-
-def demo_report(file: Path, title: str | None = None) -> Report:
-    """Make a report on the two moons with all seeds; the surfaces are on the demo's own page."""
-    try:
-        content = read_json(file)
-        values: dict[str, dict[str, dict[int, float]]] = {m.name: {} for m in _MEASURES}
-        cost: dict[str, dict[str, dict[int, float]]] = {"evaluations": {}, "seconds": {}}
-        for run in content["runs"]:
-            method, seed, scores = str(run["method"]), int(run["seed"]), run["evaluation"]
-            values["inside"].setdefault(method, {})[seed] = 100 * float(scores["inside"]["share_above"])
-            values["accuracy"].setdefault(method, {})[seed] = 100 * float(scores["accuracy"])
-            cost["evaluations"].setdefault(method, {})[seed] = run["n_evaluations"] / 1000
-            cost["seconds"].setdefault(method, {})[seed] = float(run["seconds"])
-        numbers = [v for of in (*values.values(), *cost.values()) for k in of.values() for v in k.values()]
-        if not numbers or not all(map(math.isfinite, numbers)):
-            raise ValueError("no runs, or numbers that are NaN or infinite")
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise ReportError(
-            f"{file} is not a record of elliptica demo ({error!r}). Run the demo again."
-        ) from error
-    methods = list(values["inside"])
-    reference = "erm" if "erm" in methods else methods[0]
-    study = Study(
-        name="two-moons",
-        title="Two moons: the loss inside and on the boundary",
-        subtitle=str(content["experiment"]),
-        measures=_MEASURES,
-        methods=methods,
-        reference=reference,
-        values=values,
-        verdict=judge_rows(values, _MEASURES, methods, reference, cost=cost),
-        table=_grid(values, methods, cost),
-        cost=cost,
-        settings={"all": ", ".join(f"{k} {v}" for k, v in content.get("settings", {}).items())},
-        commands=["elliptica demo"],
-        own=[method for method in methods if method in ("elliptic", "path", "marginal")],
-        versions={str(k): str(v) for k, v in content.get("versions", {}).items()},
-        notes=["Not finished: the demo was interrupted."] if content.get("interrupted") else [],
-    )
-    return Report(title or study.title, "record of elliptica demo", study.verdict.headline, [study])
-
-
-def _grid(values: Any, methods: list[str], cost: Any) -> Grid:
-    rows = []
-    for method in methods:
-        line: list[tuple[str, float | str, bool]] = [(method, method, False)]
-        for measure in _MEASURES:
-            mean, low, high = mean_interval(list(values[measure.name][method].values()))
-            line.append(
-                (f"{mean:.{measure.decimals}f} ± {(high - low) / 2:.{measure.decimals}f}", mean, False)
-            )
-        seconds = list(cost["seconds"][method].values())
-        line.append((f"{sum(seconds) / len(seconds):.2f}", sum(seconds) / len(seconds), False))
-        n = len(values["inside"][method])
-        rows.append([*line, (str(n), n, False)])
-    head = ["method", *(f"{m.label}, %" for m in _MEASURES), "seconds", "seeds"]
-    return Grid("Mean ± half the 95 % interval over seeds", head, rows)

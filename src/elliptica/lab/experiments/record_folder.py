@@ -21,7 +21,6 @@ from elliptica.lab.experiments.specification import (
     table_name,
 )
 from elliptica.lab.experiments.tuned import with_values
-from elliptica.report.content import ReportError
 
 #: Larger files are no records; curves of the longest schedules have some hundred kilobytes.
 _MOST_BYTES = 20_000_000
@@ -63,7 +62,7 @@ def read_folder(root: Path) -> Folder:
     """Look at every file below a folder; nothing is renamed or removed.
 
     Raises:
-        ReportError: If there is no record that can be used.
+        ValueError: If there is no record that can be used.
     """
     found = Folder(root)
     for file in sorted(root.rglob("*")):
@@ -71,7 +70,7 @@ def read_folder(root: Path) -> Folder:
         if file.is_file() and not is_hidden:
             _take(file, found)
     if not found.records:
-        raise ReportError(
+        raise ValueError(
             f"{root} holds no record that can be used"
             + (
                 f" (but {found.n_trials} of tuning trials, which only choose settings)"
@@ -151,12 +150,12 @@ def known_tables(own: Iterable[str] = ()) -> dict[str, Specification]:
     """Tables of the library, and one's own by their files, each under its name in records.
 
     Raises:
-        ReportError: If a file cannot be used.
+        ValueError: If a file cannot be used.
     """
     try:
         return {table_name(table): load_specification(table) for table in (*preset_names(), *own)}
     except SpecificationError as error:
-        raise ReportError(str(error)) from error
+        raise ValueError(str(error)) from error
 
 
 def group_records(

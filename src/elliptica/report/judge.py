@@ -1,0 +1,257 @@
+"""Judge differences between methods, and say in words no more than their intervals show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from elliptica._utils.statistics import bonferroni, corrected_interval
+
+Result = Literal["better", "worse", "open", "unknown"]
+#: Values by method and seed, in display units.
+BySeed = Mapping[str, Mapping[int, float]]
+
+RESULTS: dict[Result, str] = {
+    "better": "better",
+    "worse": "worse",
+    "open": "not distinguishable",
+    "unknown": "cannot be judged",
+}
+#: Joint confidence of the intervals of a verdict.
+CONFIDENCE = 0.95
+#: With fewer common seeds, nothing is judged.
+MIN_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure that methods are judged by."""
+
+    scale: ClassVar[float] = 1.0  # factor from differences to percent or points
+
+    name: str  # such as "worst"
+    label: str  # display name, such as "worst-group accuracy"
+    higher_is_better: bool
+    percent: bool = False  # whether values are percentages
+    decimals: int = 1  # of a value
+    relative: bool = False  # whether differences are shares of the reference
+
+    def show(self, value: float) -> str:
+        """Format a value."""
+        return f"{value:.{self.decimals}f}" + (" %" if self.percent else "")
+
+    @property
+    def unit(self) -> str:
+        """Unit of differences, with a space before it."""
+        return " %" if self.relative else " points" if self.percent else ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus another one on the same rows or seeds, with an interval."""
+
+    method: str
+    measure: str  # name of the measure
+    mean: float  # a share of the other method's value for relative measures
+    low: float
+    high: float
+    n_tests: int  # folds or seeds behind it
+    result: Result  # "open" if the interval does not decide, "unknown" if it says nothing
+    against: str  # the other method
+    variance: float = math.nan  # of the estimate; of its logarithm for relative measures
+    quantile: float = math.nan  # half-width of the interval divided by the standard error
+
+    def show(self, measure: Measure) -> str:
+        """Format the difference with its interval; tables and sentences show the same text.
+
+        Example:
+            >>> rmse = Measure("rmse", "RMSE", higher_is_better=False)
+            >>> Difference("mixup", "rmse", -12.0, -16.1, -8.2, 5, "better", "erm").show(rmse)
+            '-12 (-16 to -8)'
+        """
+        mean, low, high = (measure.scale * value for value in (self.mean, self.low, self.high))
+        if self.result == "unknown" or not math.isfinite(high - low):
+            return f"{_signed(mean, 1)}{measure.unit}"
+        if measure.percent and not measure.relative:  # shares cannot differ by more than 100 points
+            low, high = max(-100.0, low), min(100.0, high)
+        width = high - low
+        digits = int(measure.percent and not measure.relative) if width >= 5 else 1
+        digits = digits if not 0 < width < 0.5 else min(5, math.ceil(-math.log10(width / 5)))
+        while self.result != "open" and digits < 6 and not all(round(end, digits) for end in (low, high)):
+            digits += 1
+        return f"{_signed(mean, digits)}{measure.unit} ({_signed(low, digits)} to {_signed(high, digits)})"
+
+    def cell(self, measure: Measure) -> str:
+        """Format the difference with its result, as in "-12 % (-16 to -8) better"."""
+        return f"{self.show(measure)} {RESULTS[self.result]}"
+
+
+def _signed(value: float, digits: int) -> str:
+    """Format a number with its sign; zero has none."""
+    if abs(value) >= 1000:
+        return f"{value:+,.0f}"
+    rounded = round(value, digits) + 0.0
+    return f"{rounded:{'+' if rounded else ''}.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a comparison."""
+
+    headline: str  # one sentence
+    sentences: Sequence[str] = ()
+    cautions: Sequence[str] = ()  # limits of the answer
+    differences: Sequence[Difference] = ()  # every method against the reference, in every judged measure
+    best: str | None = None  # method to use; None if there is no verdict
+    measures: Sequence[Measure] = ()
+    primary_metric: str = ""  # measure that decides
+    tiebreak_metric: str = ""  # measure of the headline: the primary one, or the one that breaks ties
+    predicts: bool = True  # whether some method may be better than a constant prediction
+
+    @property
+    def text(self) -> str:
+        """The headline and the sentences as one paragraph."""
+        return " ".join((self.headline, *self.sentences, *self.cautions))
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def measure(self, name: str) -> Measure:
+        """Return the measure with this name."""
+        return next(measure for measure in self.measures if measure.name == name)
+
+    def difference(self, method: str, measure: str) -> Difference | None:
+        """Return the difference of a method from the reference; None for the reference itself."""
+        pairs = ((d.method, d.measure) for d in self.differences)
+        return dict(zip(pairs, self.differences, strict=True)).get((method, measure))
+
+    def cell(self, method: str, measure: str) -> str:
+        """Format that difference with its result; empty if there is none."""
+        difference = self.difference(method, measure)
+        return "" if difference is None else difference.cell(self.measure(measure))
+
+    @property
+    def winners(self) -> list[str]:
+        """Methods that are shown to be better than the reference, the best one first."""
+        return [d.method for d in ranked(self.differences, self.measure(self.tiebreak_metric), "better")]
+
+
+def ranked(differences: Sequence[Difference], measure: Measure, result: Result) -> list[Difference]:
+    """Return the differences in a measure that have this result, the best one first."""
+    sign = -1 if measure.higher_is_better else 1
+    chosen = [d for d in differences if (d.measure, d.result) == (measure.name, result)]
+    return sorted(chosen, key=lambda d: sign * d.mean)
+
+
+def join(names: Sequence[str]) -> str:
+    """Join names as in "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def sentence(text: str) -> str:
+    """Begin a text with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def describe_others(
+    differences: Sequence[Difference],
+    measures: Sequence[Measure],
+    measure: Measure,
+    best: str,
+    name: Callable[[str], str] = str,
+) -> list[str]:
+    """Describe the differences that are shown, other than that of the best method in the main measure."""
+    said = []
+    for result in ("better", "worse"):
+        shown = [d for d in ranked(differences, measure, result) if d.method != best]
+        if shown:
+            names = join([f"{name(d.method)}, {d.show(measure)}" for d in shown])
+            said.append(f"Shown to be {result} than {name(shown[0].against)} in {measure.label}: {names}.")
+    for other in measures:
+        parts = [
+            f"{result}: {join([name(d.method) for d in shown])}"
+            for result in ("better", "worse")
+            if other != measure and (shown := ranked(differences, other, result))
+        ]
+        if parts:
+            said.append(f"In {other.label}, {'; '.join(parts)}.")
+    return said
+
+
+def paired_differences(
+    values: Mapping[str, BySeed],
+    measures: Sequence[Measure],
+    methods: Sequence[str],
+    reference: str,
+    test_share: float = 0.0,
+) -> list[Difference]:
+    """Subtract the reference from every method on the seeds that both have, measure by measure.
+
+    Intervals are Student's for paired differences. They are widened for the number of comparisons
+    (Bonferroni), so that all hold jointly with 95 % confidence. A difference is better or worse if its
+    interval excludes zero. It stays open with fewer than `MIN_SEEDS` seeds, and if all gaps are equal up to
+    rounding, which is too coarse to judge.
+
+    Args:
+        values: Values by measure, method and seed.
+        measures: Measures to judge.
+        methods: Methods other than the reference.
+        reference: Usually ordinary training.
+        test_share: Ratio of test rows to training rows if each seed splits the same rows again; intervals
+            are then corrected for training rows that seeds share. Zero for fixed test rows.
+    """
+    confidence = bonferroni(CONFIDENCE, len(methods) * len(measures))
+    differences = []
+    for measure in measures:
+        theirs = values[measure.name].get(reference, {})
+        for method in methods:
+            ours = values[measure.name].get(method, {})
+            seeds = sorted(set(ours) & set(theirs))
+            if not seeds:
+                continue
+            interval = corrected_interval([ours[s] - theirs[s] for s in seeds], test_share, confidence)
+            size = max(abs(v[s]) for v in (ours, theirs) for s in seeds)
+            result: Result = "open" if len(seeds) >= MIN_SEEDS else "unknown"
+            is_coarse = interval.half_width <= 1e-9 * size
+            if result == "open" and not is_coarse and not interval.low <= 0 <= interval.high:
+                result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
+            ends = (interval.mean, interval.low, interval.high)
+            differences.append(Difference(method, measure.name, *ends, len(seeds), result, reference))
+    return differences
+
+
+def judge_seeds(
+    values: Mapping[str, BySeed],
+    measures: Sequence[Measure],
+    methods: Sequence[str],
+    reference: str,
+    test_share: float = 0.0,
+) -> Verdict:
+    """Compare every method with the reference on paired seeds; the first measure decides.
+
+    Example:
+        >>> measure = Measure("average", "RMSE", higher_is_better=False, decimals=2)
+        >>> erm, new = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 1.0, 1: 1.0, 2: 1.0}
+        >>> judge_seeds({"average": {"erm": erm, "new": new}}, [measure], ["erm", "new"], "erm").headline
+        'No method is shown to have a better RMSE than erm.'
+    """
+    first = measures[0]
+    others = [m for m in methods if m != reference and values[first.name].get(m)]
+    differences = paired_differences(values, measures, others, reference, test_share)
+    n_tests = sorted({d.n_tests for d in differences if d.measure == first.name})
+    if not n_tests or n_tests[-1] < MIN_SEEDS:
+        few = f"fewer than {MIN_SEEDS} seeds of {reference} and another method are recorded"
+        return Verdict(f"Nothing is judged: {few}.", differences=differences, measures=measures)
+    better = ranked(differences, first, "better")
+    best = better[0].method if better else reference
+    headline = f"No method is shown to have a better {first.label} than {reference}."
+    if better:
+        headline = f"{best}: {first.label} {better[0].show(first)} compared with {reference}."
+    seeds = " to ".join(map(str, dict.fromkeys((n_tests[0], n_tests[-1]))))
+    shared = ", corrected for training rows that seeds share" if test_share else ""
+    basis = f"Paired over {seeds} seeds; intervals hold jointly with 95 %{shared}."
+    said = [*describe_others(differences, measures, first, best), basis]
+    return Verdict(headline, said, (), differences, best, measures, first.name, first.name)
