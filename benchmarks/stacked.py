@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,15 +15,12 @@ from benchmarks.timing import Measurement, compare
 from elliptica import Elliptic
 from elliptica._utils.perceptron import make_adam, mlp
 from elliptica.baselines import ERM
-from elliptica.estimators.fit import Rows, train_epoch
-from elliptica.estimators.stacked import StackedJob, train_stacked
+from elliptica.estimators.points import Job, Table
+from elliptica.estimators.stacked import train_stack
 
 N_CLASSES, SIGMA = 10, 0.1
 #: Steps of every network in one call.
 STEPS = 32
-_CPU = torch.device("cpu")
-
-Objective = Callable[[nn.Module], nn.Module]
 
 
 def elliptic(model: nn.Module) -> nn.Module:
@@ -42,19 +41,22 @@ def rows_of(n_features: int, batch: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(N_CLASSES, (n,), generator=generator)
 
 
+def job(method: str, seed: int, x: Tensor, y: Tensor) -> Job:
+    """Two epochs of a network, with one of three learning rates as trials have."""
+    table = Table(x, nn.functional.one_hot(y, N_CLASSES).float(), y, torch.zeros_like(y))
+    return Job(table, np.arange(len(x)), seed, 2, method, learning_rate=(1e-3, 3e-3, 1e-2)[seed % 3])
+
+
 def stacked(method: str, n_networks: int, x: Tensor, y: Tensor, batch: int) -> None:
-    """All networks at once, with three learning rates as trials have."""
-    rates = (1e-3, 3e-3, 1e-2)
-    rows = np.arange(len(x))
-    jobs = [
-        StackedJob(rows, 0, seed, method, {"max_iter": 2, "learning_rate": rates[seed % 3]})
-        for seed in range(n_networks)
-    ]
-    train_stacked([x], [y], jobs, loss="classes", n_outputs=N_CLASSES, batch_size=batch)
+    """All networks at once."""
+    first = job(method, 0, x, y)
+    jobs = [replace(job(method, seed, x, y), table=first.table) for seed in range(n_networks)]
+    train_stack(jobs, loss="classes", batch_size=batch)
 
 
-def steps(objective: Objective, n_networks: int, x: Tensor, y: Tensor, batch: int) -> None:
+def steps(method: str, n_networks: int, x: Tensor, y: Tensor, batch: int) -> None:
     """One network after the other, step by step as in a training loop of one's own."""
+    objective = {"elliptic": elliptic, "erm": erm}[method]
     for _ in range(n_networks):
         model = mlp(x.shape[1], N_CLASSES)
         criterion, optimizer = objective(model), make_adam(model.parameters(), decoupled=True)
@@ -66,14 +68,10 @@ def steps(objective: Objective, n_networks: int, x: Tensor, y: Tensor, batch: in
                 optimizer.step()
 
 
-def epochs(objective: Objective, n_networks: int, x: Tensor, y: Tensor, batch: int) -> None:
-    """One network after the other by the loop of the estimators, which draws many steps at once."""
-    rows = Rows(x, y, None)
+def alone(method: str, n_networks: int, x: Tensor, y: Tensor, batch: int) -> None:
+    """One network after the other by the engine of the estimators, as `EllipticClassifier.fit` trains one."""
     for seed in range(n_networks):
-        model = mlp(x.shape[1], N_CLASSES)
-        criterion, optimizer = objective(model), make_adam(model.parameters(), decoupled=True)
-        for epoch in range(2):
-            train_epoch(criterion, optimizer, rows, batch_size=batch, seed=seed, epoch=epoch, device=_CPU)
+        train_stack([job(method, seed, x, y)], loss="classes", batch_size=batch)
 
 
 def measure() -> Iterator[Measurement]:
@@ -88,38 +86,22 @@ def measure() -> Iterator[Measurement]:
 
 def _measure() -> Iterator[Measurement]:
     cases = [
-        (50, 32, 122, "elliptic", elliptic, steps, 0.12),
-        (50, 32, 122, "elliptic", elliptic, epochs, math.inf),
-        (50, 32, 122, "erm", erm, epochs, math.inf),
-        (50, 32, 10, "elliptic", elliptic, steps, 0.12),
-        (50, 32, 10, "elliptic", elliptic, epochs, math.inf),
-        (10, 32, 122, "elliptic", elliptic, epochs, math.inf),
-        (200, 32, 122, "elliptic", elliptic, epochs, math.inf),
-        (50, 256, 122, "elliptic", elliptic, epochs, 1.0),
-        (50, 512, 122, "elliptic", elliptic, epochs, 1.0),
+        (50, 32, 122, "elliptic", steps, 0.12),
+        (50, 32, 122, "elliptic", alone, 0.25),
+        (50, 32, 122, "erm", alone, math.inf),
+        (50, 32, 10, "elliptic", steps, 0.12),
+        (200, 32, 122, "elliptic", alone, math.inf),
+        (50, 256, 122, "elliptic", alone, 1.0),
     ]
-    for n, batch, n_features, method, objective, loop, budget in cases:
+    for n, batch, n_features, method, loop, budget in cases:
         x, y = rows_of(n_features, batch)
-        by = "objective(x, y)" if loop is steps else "the estimators' loop"
-
-        def ours(n: int = n, m: str = method, x: Tensor = x, y: Tensor = y, batch: int = batch) -> None:
-            stacked(m, n, x, y, batch)
-
-        def theirs(
-            n: int = n,
-            objective: Objective = objective,
-            loop: Callable[..., None] = loop,
-            x: Tensor = x,
-            y: Tensor = y,
-            batch: int = batch,
-        ) -> None:
-            loop(objective, n, x, y, batch)
-
+        by = "objective(x, y)" if loop is steps else "the engine of the estimators"
+        arguments = (method, n, x, y, batch)
         yield compare(
             f"{n} stacked networks 128-128, {method}, {n_features} features, batch {batch}",
-            ours,
+            partial(stacked, *arguments),
             f"the same {n} one after the other by {by}",
-            theirs,
+            partial(loop, *arguments),
             budget=budget,
             rounds=5,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import skops.io
 import torch
 from sklearn.pipeline import Pipeline
@@ -204,7 +205,9 @@ def _probe(model: Any) -> Any:
     if isinstance(model, Pipeline) and isinstance(model[0], TablePreprocessor):
         return model[0].probe()
     mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 1.0)
-    return mean + scale * np.random.default_rng(0).normal(size=(16, model.n_features_in_))
+    rows = mean + scale * np.random.default_rng(0).normal(size=(16, model.n_features_in_))
+    names = getattr(model, "feature_names_in_", None)
+    return rows if names is None else pl.DataFrame(rows, schema=list(names))
 
 
 def _answers(model: Any, rows: Any) -> np.ndarray:
