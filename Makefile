@@ -119,6 +119,8 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(RUN) shift
 	$(BIN)/python studies/reproduction.py
 	$(BIN)/python studies/idea_pictures.py
+	$(BIN)/python studies/paper_figures.py 2
+	$(BIN)/python studies/paper_figures.py 4
 	$(BIN)/python studies/compare_tables.py run
 	$(BIN)/python studies/notebooks.py
 

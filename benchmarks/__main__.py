@@ -14,7 +14,7 @@ import torch
 import elliptica
 from benchmarks import timing
 
-SUITES = ("samplers", "steps", "variance", "landscape", "imports", "partners", "compare")
+SUITES = ("samplers", "steps", "variance", "landscape", "imports", "partners", "compare", "stacked")
 
 
 def short(ratio: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.timing import Measurement
-from elliptica.tables.comparison import Options, Session
+from elliptica.tables import compare
 
 #: Rows, and seconds that a person may have to wait on a quiet machine with two cores.
 PROMISES = {500: 15.0, 5_000: 60.0, 50_000: 180.0}
@@ -36,9 +36,7 @@ def measure() -> Iterator[Measurement]:
     """Seconds against the promise."""
     for n_rows, promise in PROMISES.items():
         wall, processor = time.perf_counter(), time.process_time()
-        session = Session.open(table(n_rows), "y", Options())
-        session.run()
-        assert session.result().verdict.text
+        assert compare(table(n_rows), "y").verdict.text
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
         yield Measurement.of(
             f"compare, {n_rows:,} rows, defaults, all methods",

@@ -1,15 +1,11 @@
 """A real browser for tests of pages: headless Chromium, with an eye on errors, requests and contrast.
 
-Tests take the fixture ``visit``: ``seen = visit(file, width=375, dark=True)`` opens a page, and ``seen.page``
-is playwright's page. Drawing a page takes seconds, so tests of a file should share it: ``shared_visit`` opens
-one for a fixture of theirs, ``seen.resize`` and ``seen.switch`` make another screen of it. They are skipped,
-with the reason, where playwright or Chromium is missing.
+``seen = visit(file, width=375, dark=True)`` opens a page, and ``seen.page`` is playwright's page. Tests are
+skipped where playwright or Chromium is missing.
 """
 
 import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,19 +70,11 @@ _CONTRAST = """() => {
 
 @dataclass
 class Visit:
-    """A page that was opened.
+    """A page that was opened."""
 
-    Attributes:
-        page: Playwright's page.
-        problems: Errors of the console, and uncaught exceptions, so far.
-        warnings: Warnings of the console; browsers without a graphics card have some of their own.
-        requests: Addresses that were asked for, other than the file itself and what is inline.
-    """
-
-    page: Any
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
+    page: Any  # playwright's
+    problems: list[str] = field(default_factory=list)  # errors of the console, and uncaught exceptions
+    requests: list[str] = field(default_factory=list)  # other than the file itself and what is inline
 
     def resize(self, width: int, height: int = 900) -> None:
         """Another window; returns when charts have followed (they wait for the window to come to rest)."""
@@ -103,83 +91,31 @@ class Visit:
         return self.page.evaluate(_OVERFLOW)
 
     def low_contrast(self) -> list[str]:
-        """Visible texts below a contrast of 4.5 (3 if large), with the ratio (WCAG 2, level AA).
-
-        Pictures and gradients behind a text are not looked at.
-        """
+        """Visible texts below a contrast of 4.5 (3 if large), with the ratio (WCAG 2, level AA)."""
         return self.page.evaluate(_CONTRAST)
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    """One browser for the tests of a file."""
-    api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
-    )
+def visit():
+    """Open files in windows of one browser; they stay open for the other tests of the module."""
+    api = pytest.importorskip("playwright.sync_api")
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"no Chromium on PATH (looked for {', '.join(_NAMES)})")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_ARGUMENTS)
-        yield browser
+
+        def open_page(file, *, width=1280, dark=False):
+            scheme = "dark" if dark else "light"
+            window = {"width": width, "height": 900}
+            page = browser.new_page(viewport=window, color_scheme=scheme, reduced_motion="reduce")
+            seen, address = Visit(page), file.resolve().as_uri()
+            page.on("pageerror", lambda error: seen.problems.append(f"uncaught: {error}"))
+            page.on("console", lambda said: seen.problems.append(said.text) if said.type == "error" else None)
+            allowed = (address, *_INLINE)
+            page.on("request", lambda r: None if r.url.startswith(allowed) else seen.requests.append(r.url))
+            page.goto(address)
+            return seen
+
+        yield open_page
         browser.close()
-
-
-@pytest.fixture
-def visit(chromium):
-    """Open a file, or a text of HTML, in a window of its own: ``visit(page, width=1280, dark=False)``."""
-    with _windows(chromium) as open_page:
-        yield open_page
-
-
-@pytest.fixture(scope="module")
-def shared_visit(chromium):
-    """The same for pages that all tests of a file may look at; a test leaves them as it found them."""
-    with _windows(chromium) as open_page:
-        yield open_page
-
-
-@contextmanager
-def _windows(chromium):
-    contexts = []
-
-    def open_page(
-        source: Path | str,
-        *,
-        width: int = 1280,
-        height: int = 900,
-        dark: bool = False,
-        reduced_motion: bool = False,
-        timeout: float = 30_000,
-    ) -> Visit:
-        context = chromium.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            reduced_motion="reduce" if reduced_motion else "no-preference",
-        )
-        contexts.append(context)
-        context.set_default_timeout(timeout)
-        seen = Visit(context.new_page())
-        own = source.resolve().as_uri() if isinstance(source, Path) else "about:blank"
-        seen.page.on("pageerror", lambda error: seen.problems.append(f"uncaught: {error}"))
-        kept = {"error": seen.problems, "warning": seen.warnings}
-        seen.page.on("console", lambda said: kept.get(said.type, []).append(said.text))
-        seen.page.on(
-            "request",
-            lambda sent: (
-                None
-                if sent.url.split("#")[0] == own or sent.url.startswith(_INLINE)
-                else seen.requests.append(sent.url)
-            ),
-        )
-        if isinstance(source, Path):
-            seen.page.goto(own)
-        else:
-            seen.page.set_content(source)
-        return seen
-
-    try:
-        yield open_page
-    finally:
-        for context in contexts:
-            context.close()

@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from elliptica.tables.plan import Plan
+from elliptica.tables.methods import Plan
 from table_cases import problem_of
 
 #: Two networks of each of two methods, two trials, three epochs.

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from browser import chromium as chromium
-from browser import shared_visit as shared_visit
 from browser import visit as visit
 
 torch.set_num_threads(1)
 
 #: Fixtures that open a browser, start processes or read data, and the markers of tests that use them.
 _NEEDS = {
-    "chromium": "browser",
+    "visit": "browser",
     "cluster": "distributed",
     "two_processes": "distributed",
     "data_dir": "needs_data",

@@ -457,8 +457,9 @@ def test_compare_under_five_shifts(shift):
 def test_compare_predict_diagnose_and_report_as_commands(tmp_path):
     table_of().write_csv(tmp_path / "rows.csv")
     out, rows = tmp_path / "out", tmp_path / "rows.csv"
-    sizes = ["--methods", "erm,elliptic", "--trials", 1, "--epochs", 2, "--folds", 2, "--jobs", 1]
-    command("compare", rows, "--target", "y", "--group", "site", "--id", "day", *sizes, "--out", out)
+    sizes = [word for text in ("trials=1", "epochs=2", "folds=2", "jobs=1") for word in ("--set", text)]
+    roles = ["--target", "y", "--group", "site", "--as", "day=id"]
+    command("compare", rows, *roles, "--methods", "erm,elliptic", *sizes, "--out", out)
     model = next(
         file for file in out.rglob("*") if file.suffix in (".elliptica", ".skops", ".safetensors", ".zip")
     )
@@ -551,7 +552,7 @@ def test_presets_of_all_tables_of_the_paper():
 
 
 def test_figures_of_the_paper(tmp_path):
-    command("demo", "--quick", "--steps", 5, "--seeds", 1, "--out", tmp_path)
+    command("demo", "--steps", 5, "--seeds", 1, "--out", tmp_path)
     assert list(tmp_path.iterdir())
 
 

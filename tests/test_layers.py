@@ -148,7 +148,8 @@ print(elliptica.Elliptic, elliptica.core.noise.Green, elliptica.__version__, tor
 #: Where else than in `cli` and `__init__` a module of ours is imported late, and why.
 LATE = {
     "_utils/compiler.py": "importing the compiler takes as long as importing all of torch",
-    "tables/fitted_model.py": "compare and predict do without the landscape",
+    "lab/experiments/engines.py": "Ray may be absent",
+    "lab/experiments/ray_engine.py": "a node asks its own copy of our code which version it is",
 }
 
 

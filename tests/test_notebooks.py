@@ -12,7 +12,7 @@ def test_cells_of_a_page():
         "# Title\n```python\nx = 1\n```\n```text\n1\n```\n```console\n$ echo a\na\n$ false\nerror: no\n```\n"
     )
     code = ["x = 1", "%%sh\necho a", "%%sh --no-raise-error\nfalse"]
-    assert list(notebooks.cells(page)) == [("markdown", "# A"), *(("code", cell) for cell in code)]
+    assert list(notebooks.cells(page)) == [("markdown", "# Title"), *(("code", cell) for cell in code)]
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)

@@ -60,3 +60,32 @@ def test_every_number_of_the_readme_is_where_it_links_to():
             assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", text), f"{number} in {row}"
     rest = "\n".join(line for line in readme.splitlines() if line not in rows)
     assert not re.search(r"\d+\.\d+ ?%|\d+ of \d+|RMSE of|\d %", rest), "a result outside the tables"
+
+
+def test_variants_of_two_moons_follow_from_the_records():
+    """The table on the page, and the small print of the demo."""
+    import two_moons
+    from elliptica.lab.demo.moons import SMALL_PRINT
+
+    found = two_moons.read()
+    assert two_moons.table(found) in (two_moons.HERE / "README.md").read_text(encoding="utf-8")
+
+    def kept(variant, *methods):
+        return [two_moons.kept(found[variant]["methods"][m]) for m in methods or found[variant]["methods"]]
+
+    assert {len(runs) for row in found.values() for runs in row["methods"].values()} == {24}
+    assert kept("short") == [24] * 4
+    right = [run["accuracy"] for runs in found["short"]["methods"].values() for run in runs]
+    assert f"{100 * sum(right) / len(right):.0f} %" == "85 %"
+    closed = ("tube", "thin-tube", "band", "thin-band", "shell", "wide-shell")
+    assert min(min(kept(region)) for region in closed) >= 22
+    assert max(max(kept(region)) for region in ("outer-arc", "hull", "curve")) < 12
+    assert f"keeps it in {kept('by-distance', 'elliptic')[0]} of 24" in SMALL_PRINT
+    for words, variant in (("keep it in", "two-hidden"), ("ReLU in", "relu")):
+        erm, mixup, elliptic = kept(variant, "erm", "mixup", "elliptic")
+        assert f"{words} {erm}, {mixup} and {elliptic}" in SMALL_PRINT
+    assert SMALL_PRINT.endswith(f"in {kept('half-disc', 'noise')[0]}.")
+    runs = found["half-disc"]["methods"]
+    bounds = {m: [r["interior_max"] <= r["boundary_max"] for r in runs[m]] for m in ("mixup", "elliptic")}
+    assert all(bounds["elliptic"])
+    assert bounds["mixup"].count(False) == 3  # the two-sided exact test has p = 2 / 2**3, as the page says

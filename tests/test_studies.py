@@ -14,22 +14,19 @@ from torch import nn
 import anticipation
 import breast_protocols
 import regression_controls
-import two_moons
 import uncertainty
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.demo.results import SMALL_PRINT
 from elliptica.lab.experiments.specification import PaperValue
 from elliptica.landscape.loss import LossField
 
 NAMES = [
     "anticipation",
     "compare_tables",
-    "diagnose_battery",
     "green_bridge",
     "hitting_times",
     "loss_landscape",
 ]
-NAMES += ["regression_controls", "sampling_modes", "two_moons", "uncertainty"]
+NAMES += ["regression_controls", "sampling_modes", "uncertainty"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,24 +40,6 @@ def test_pages_follow_from_the_records(name):
 @pytest.mark.slow
 def test_the_page_of_protocols_follows_from_the_records():
     assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
-
-
-def test_two_moons_in_the_small_print_of_the_demo():
-    found = {row["variant"]: row["methods"] for row in two_moons.STUDY.read()}
-
-    def kept(variant, *methods):
-        return [two_moons.kept(found[variant][m]) for m in methods or found[variant]]
-
-    assert {len(runs) for methods in found.values() for runs in methods.values()} == {24}
-    assert kept("short") == [24] * 4
-    closed = ("tube", "thin-tube", "band", "thin-band", "shell", "wide-shell")
-    assert min(min(kept(region)) for region in closed) >= 22
-    assert max(max(kept(region)) for region in ("outer-arc", "hull", "curve")) < 12
-    assert f"keeps it in {kept('by-distance', 'elliptic')[0]} of 24" in SMALL_PRINT
-    for words, variant in (("keep it in", "two-hidden"), ("ReLU in", "relu")):
-        erm, mixup, elliptic = kept(variant, "erm", "mixup", "elliptic")
-        assert f"{words} {erm}, {mixup} and {elliptic}" in SMALL_PRINT
-    assert SMALL_PRINT.endswith(f"in {kept('half-disc', 'noise')[0]}.")
 
 
 @pytest.mark.parametrize(("problem", "dim"), [("blobs", 2), ("friedman", 10)])

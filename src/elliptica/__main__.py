@@ -41,9 +41,7 @@ def main() -> None:
 
 def _is_computing() -> bool:
     """Whether threads of a pool are still at work: Python aborts if it exits while they are inside torch."""
-    from multiprocessing.dummy import DummyProcess
-
-    return any(isinstance(thread, DummyProcess) for thread in threading.enumerate())
+    return any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from elliptica._utils.files import (
     replacing,
     write_atomically,
 )
-from elliptica.tables.store import FileLock
 
 
 def test_a_folder_is_created_and_the_content_replaced(tmp_path):
@@ -69,41 +68,6 @@ def test_two_writers_do_not_mix(tmp_path):
         writer.join()
         assert writer.exitcode == 0
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_lock_has_one_holder_and_names_it(tmp_path):
-    lock = FileLock(tmp_path / ".lock")
-    for _ in range(2):  # who is refused does not take it away
-        with pytest.raises(BlockingIOError, match=f"process {os.getpid()}") as caught:
-            FileLock(tmp_path / ".lock")
-        assert caught.value.filename == str(tmp_path / ".lock")
-    lock.release()
-    lock.release()
-    FileLock(tmp_path / ".lock").release()
-
-
-def hold_and_die(path):
-    FileLock(path)
-    os._exit(1)
-
-
-@pytest.mark.slow
-def test_a_lock_ends_with_its_process(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=hold_and_die, args=(tmp_path / ".lock",))
-    process.start()
-    process.join()
-    assert (tmp_path / ".lock").exists()
-    FileLock(tmp_path / ".lock").release()
-
-
-def test_file_systems_without_locks_let_everybody_in(tmp_path, monkeypatch):
-    def fail(handle):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr("elliptica.tables.store._lock", fail)
-    locks = [FileLock(tmp_path / ".lock") for _ in range(2)]
-    for lock in locks:
-        lock.release()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

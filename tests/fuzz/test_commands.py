@@ -384,7 +384,6 @@ MENDED = [("run", "high = inf"), ("tune", "lr = 1e30")]
     [
         ("epochs = 2", "epochs = 0"),
         ("epochs = 2", "epochs = 2.5"),
-        ("epochs = 2", "epochs = true"),
         ("seeds = 1", "seeds = 0"),
         ("hidden = [8]", "hidden = [0]"),
         ("sigma = 0.1", "sigma = -1.0"),
@@ -443,8 +442,7 @@ NOWHERE = "/proc/nothing/out"
 @pytest.mark.parametrize(
     "line",
     [
-        f"demo --quick --seeds 1 --steps 1 --out {NOWHERE}",
-        f"demo --figure 2 -o {NOWHERE}.png",
+        f"demo --seeds 1 --steps 1 --out {NOWHERE}",
         f"diagnose two-moons --steps 2 --n 10 --out {NOWHERE}.txt",
         f"run mine.toml --out {NOWHERE}",
         f"tune mine.toml --trials 1 --out {NOWHERE}",
@@ -454,9 +452,6 @@ NOWHERE = "/proc/nothing/out"
         "compare data.csv --target price --folds 1",
         "compare data.csv --target prise",
         "compare data.csv --target price --budget nan",
-        "demo --quick --seeds 1 --steps 1 --sigma nan",
-        "demo --quick --seeds 1 --steps 1 --sigma 1e300",
-        "demo --figure uncertainty --runs .",
         "diagnose two-moons --steps 2 --n 10 --sigma nan",
         f"diagnose two-moons --seed {10**30}",
         "run mine.toml --epochs 0",

@@ -43,7 +43,7 @@ training = { epochs = 60, batch_size = 20, lr = 1e-2 }
 """
 WORDS = {
     "run": "run moons.toml --keep-models",
-    "compare": "compare rows.csv --target y --methods erm,elliptic --trials 2 --epochs 80",
+    "compare": "compare rows.csv --target y --methods erm,elliptic --set trials=2 --set epochs=80",
 }
 KILL_ALL, KILL_PARENT = (signal.SIGKILL, True), (signal.SIGKILL, False)
 TERMINATE, CTRL_C = (signal.SIGTERM, False), (signal.SIGINT, True)
@@ -191,7 +191,8 @@ class Ground:
         (folder / "rows.csv").write_text("\n".join(lines) + "\n")
 
     def start(self, name, out, jobs=1):
-        return Command(self.folder, *WORDS[name].split(), "--jobs", str(jobs), "--out", str(out))
+        workers = ["--jobs", str(jobs)] if name == "run" else ["--set", f"jobs={jobs}"]
+        return Command(self.folder, *WORDS[name].split(), *workers, "--out", str(out))
 
     def start_working(self, name, out, jobs=1):
         """Start a command, and wait until it has written something new."""

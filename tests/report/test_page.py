@@ -106,11 +106,11 @@ def test_both_forms_show_the_same_content(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def seen(shared_visit, tmp_path_factory):
+def seen(visit, tmp_path_factory):
     """The hostile page on a small dark screen, every chart drawn."""
     file = tmp_path_factory.mktemp("page") / "page.html"
     render(hostile_page(), file)
-    seen = shared_visit(file, width=375, dark=True)
+    seen = visit(file, width=375, dark=True)
     seen.page.on("dialog", lambda dialog: seen.problems.append(f"dialog {dialog.message}"))
     for plot in seen.page.locator(".plot").all():
         plot.scroll_into_view_if_needed()

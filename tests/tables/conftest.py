@@ -5,8 +5,6 @@ import polars as pl
 import pytest
 
 from elliptica.tables import compare
-from elliptica.tables import comparison as comparison_module
-from elliptica.tables.cost import Speed
 
 #: Sizes of a comparison that only has to run.
 TINY = {"trials": 2, "epochs": 4, "networks": 1, "hidden": (8,), "folds": 3, "jobs": 1}
@@ -16,12 +14,6 @@ TINY = {"trials": 2, "epochs": 4, "networks": 1, "hidden": (8,), "folds": 3, "jo
 def tiny():
     """Sizes of a comparison that only has to run."""
     return TINY
-
-
-@pytest.fixture
-def steady(monkeypatch):
-    """A machine whose speed does not change."""
-    monkeypatch.setattr(comparison_module, "measure_speed", lambda *_: Speed())
 
 
 @pytest.fixture(scope="session")

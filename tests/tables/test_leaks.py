@@ -4,9 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.tables.comparison import compare
 from elliptica.tables.leaks import find_copies, find_giveaways
-from elliptica.tables.page import cautions
 from elliptica.tables.shift import make_shift
 from elliptica.tables.table import BUILT_IN, read_table
 from table_cases import problem_of
@@ -25,13 +23,6 @@ def honest(n=N, seed=0):
 @pytest.mark.parametrize("name", ["iris", "breast_cancer", "wine", "diabetes", "digits"])
 def test_strong_predictors_are_no_giveaways(name):
     assert problem_of(name, BUILT_IN[name]).giveaways == ()
-
-
-def test_a_linear_relation_with_a_correlation_of_98_percent_is_none():
-    draws = np.random.default_rng(0)
-    x = draws.normal(size=2000)
-    frame = pl.DataFrame({"x": x, "y": x + 0.2 * draws.normal(size=2000)})
-    assert problem_of(frame).giveaways == ()
 
 
 @pytest.mark.parametrize(
@@ -54,19 +45,7 @@ def test_giveaways_are_found(target, column):
     assert problem.giveaways == ("later",)
     (use,) = [use for use in problem.columns if use.name == "later"]
     assert use.hint == "--as later=id"
-    assert use.detail.endswith("gives the target away?")
-    (notice,) = [each for each in problem.notices if "later" in each]
-    assert "Drop it with --as later=id" in notice
     assert problem_of(frame, target, as_={"later": "id"}).giveaways == ()
-
-
-def test_a_copy_of_the_target_is_called_one():
-    frame = honest().drop("price").with_columns(pl.col("sold").alias("outcome"))
-    (notice,) = [each for each in problem_of(frame, "sold").notices if "outcome" in each]
-    assert notice.startswith("Warning: column 'outcome' is the target 'sold' under another name")
-    nearly = frame.with_columns(pl.Series("outcome", ["?", *frame["outcome"][1:]]))
-    (notice,) = [each for each in problem_of(nearly, "sold").notices if "outcome" in each]
-    assert "column 'outcome' alone predicts 'sold' almost perfectly" in notice
 
 
 def test_values_of_single_rows_tell_nothing():
@@ -75,12 +54,6 @@ def test_values_of_single_rows_tell_nothing():
     target = draws.integers(0, 2, N)
     frame = pl.DataFrame({"name": [f"name {i}" for i in draws.permutation(N)]})
     assert find_giveaways(frame, target, "classification") == []
-
-
-def test_a_giveaway_is_a_caution_of_the_answer(tiny):
-    frame = honest(120).drop("price").with_columns(pl.col("sold").alias("outcome"))
-    found = cautions(compare(frame, "sold", methods=["linear"], **{**tiny, "epochs": 2}))
-    assert any("'outcome'" in caution for caution in found)
 
 
 def doubled(seed=0):
@@ -94,7 +67,7 @@ def test_copies_stay_together(target):
     """Neither the test rows nor the validation rows of a fold have copies among the others."""
     frame = doubled()
     problem = problem_of(frame, target)
-    assert "100 rows of 300 are copies of another one." in " ".join(problem.notices)
+    assert "100 of 300 rows equal another one." in " ".join(problem.notices)
     name = frame["name"].to_numpy()
     plan = make_shift(problem, repeats=2)
     for fold in plan.folds:
@@ -108,20 +81,12 @@ def test_copies_stay_together(target):
     assert not any("cop" in each for each in again.notices)
 
 
-def test_copies_leave_an_identifier_what_it_is():
-    """A third of the names occur twice: too many for an identifier, were the rows not copies."""
-    assert "name" in problem_of(doubled(), "sold").ids
-    other = doubled().with_columns(pl.Series("a", np.random.default_rng(1).normal(size=300)))
-    assert "name" not in problem_of(other, "sold").ids
-
-
 def test_equal_rows_of_few_categories_are_no_copies():
     draws = np.random.default_rng(0)
     frame = pl.DataFrame({name: draws.integers(0, 3, 500) for name in "abc"}).cast(pl.String)
     frame = frame.with_columns(pl.Series("y", np.where(draws.random(500) < 0.3, "yes", "no")))
     problem = problem_of(frame)
     assert problem.copies is None
-    assert any("equal another one. The columns have few values" in each for each in problem.notices)
     # one column that belongs to the classes one to one: rows are few, and still it is no identifier
     codes = [f"c{i % 10}" for i in range(200)]
     pair = pl.DataFrame({"code": codes, "y": [int(code[1:]) % 2 for code in codes]})
@@ -133,6 +98,6 @@ def test_test_rows_that_training_knows_are_a_warning():
     frame = honest(200).drop("price")
     known = pl.concat([honest(60, seed=1).drop("price"), frame[:7]])
     problem = problem_of(frame, "sold", test=read_table(known))
-    assert any("7 test rows of 67 are copies of training rows" in each for each in problem.notices)
+    assert any("7 test rows are copies of training rows" in each for each in problem.notices)
     clean = problem_of(frame, "sold", test=read_table(known[:60]))
     assert not any("copies" in each for each in clean.notices)

@@ -86,7 +86,7 @@ def test_names_from_the_table_stay_text(comparison):
 def test_what_limits_the_answer_is_said(comparison, noise):
     assert not noise.verdict.predicts
     assert "always the mean" in page.describe_model(noise)
-    assert any("--epochs 3" in text for text in page.cautions(comparison))
+    assert any("Few epochs" in text for text in page.cautions(comparison))
     quick = replace(noise, plan=replace(noise.plan, quick=True, trials=1))
     assert len(page.cautions(quick)) == len(page.cautions(noise)) + 2
     failed = tuple(replace(r, error="All failed.") if r.method == "linear" else r for r in noise.records)

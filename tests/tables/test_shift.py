@@ -4,11 +4,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.tables.shift import Fold, make_shift
+from elliptica.tables.shift import Fold, final_fold, make_shift
 from elliptica.tables.table import TableError
 from table_cases import problem_of, rows
 
 bad_input = pytest.mark.bad_input
+SITE, TIME = [i % 10 for i in range(200)], [float(i) for i in range(200)]
 
 
 def is_sound(fold: Fold, n: int) -> bool:
@@ -144,11 +145,14 @@ def test_time_waits_until_all_classes_have_come():
     assert all({"a", "b"} == set(problem.target[fold.fit]) for fold in folds)
 
 
-@bad_input
-def test_a_class_that_comes_last_cannot_be_learnt_from_the_past():
-    problem = problem_of(rows(200, y=["a"] * 190 + ["b"] * 10, t=[float(i) for i in range(200)]), time="t")
-    with pytest.raises(TableError, match=r"Some classes of 'y' occur only in the last stretch of 't'"):
-        make_shift(problem)
+def test_three_years_are_judged_by_their_rows():
+    """One tested year has no spread; two have next to none. Rows do, and the words say so."""
+    problem = problem_of(rows(240, year=[2001 + i // 80 for i in range(240)]), time="year")
+    plan = make_shift(problem)
+    assert [len(fold.test) for fold in plan.folds] == [80, 80]
+    assert len(np.unique(plan.clusters)) == 240
+    assert not plan.ordered
+    assert "2 distinct times" in plan.words
 
 
 def far_table(n=200):
@@ -181,6 +185,21 @@ def test_extrapolation_holds_out_a_fifth_of_every_class():
     assert [(problem.target[fold.test] == c).sum() for c in "ab"] == [30, 10]
 
 
+def test_extrapolation_measures_numbers_not_categories():
+    """A rare category is not far away; a row with a gap has the median."""
+    frame = far_table().with_columns(
+        pl.Series("kind", ["rare" if i % 40 == 0 else "usual" for i in range(200)]),
+        pl.when(pl.int_range(pl.len()) % 11 == 0).then(None).otherwise(pl.col("a")).alias("a"),
+    )
+    with_kind, without = (
+        make_shift(problem_of(one), extrapolate=True).folds[0].test for one in (frame, frame.drop("kind"))
+    )
+    assert np.array_equal(with_kind, without)
+    assert {"a", "b"} <= set(frame.columns)
+    with pytest.raises(TableError, match="extrapolate"):
+        make_shift(problem_of(frame.select("kind", "y")), extrapolate=True)
+
+
 def test_rows_of_a_test_file_are_tested_in_every_repeat():
     from elliptica.tables.problem import make_problem
     from elliptica.tables.table import read_table
@@ -196,28 +215,45 @@ def test_rows_of_a_test_file_are_tested_in_every_repeat():
     assert "40 rows of the test file" in plan.words
 
 
-@bad_input
-def test_shifts_that_exclude_each_other():
-    site, time = [i % 10 for i in range(200)], [float(i) for i in range(200)]
-    problem = problem_of(rows(200, site=site, t=time), split_by="site", time="t")
-    with pytest.raises(TableError, match="--time and --split-by select different test rows"):
-        make_shift(problem)
-    with pytest.raises(TableError, match="--extrapolate and --split-by"):
-        make_shift(problem_of(rows(200, site=site), split_by="site"), extrapolate=True)
+def test_the_saved_model_is_not_trained_on_a_test_file():
+    from elliptica.tables.problem import make_problem
+    from elliptica.tables.table import read_table
+
+    problem = make_problem(read_table(rows(100)), "y", test=read_table(rows(40)))
+    fold = final_fold(problem, "test_file", 0)
+    assert fold.train.tolist() == list(range(100))
+    assert 0 < len(fold.validation) < 50
+    assert not len(fold.test)
+
+
+def test_few_and_many_blocks():
+    """Each of three is tested on its own; thousands are dealt at once."""
+    few = problem_of(rows(210, site=[i % 3 for i in range(210)]), split_by="site")
+    assert [len(set(few.blocks[fold.test])) for fold in make_shift(few).folds] == [1] * 3
+    many = problem_of(rows(3000, site=[i // 3 for i in range(3000)]), split_by="site")
+    folds = make_shift(many).folds
+    assert all(not set(many.blocks[fold.train]) & set(many.blocks[fold.test]) for fold in folds)
+    assert all(abs(len(fold.test) - 600) < 10 for fold in folds)
 
 
 @bad_input
-def test_a_class_in_too_few_blocks():
-    site = np.repeat([f"s{i}" for i in range(8)], [40, 40, 8, 8, 8, 8, 8, 8])
-    frame = pl.DataFrame({"x": np.arange(128.0) % 7, "site": site, "y": ["a"] * 120 + ["b"] * 8})
-    with pytest.raises(TableError, match=r"no training row has the class 'b': its rows have too few values"):
-        make_shift(problem_of(frame, split_by="site"))
-
-
-@bad_input
-def test_tested_rows_without_a_group_to_judge():
-    """Groups that are large enough end before the first test."""
-    groups = ["u", "v"] * 20 + [f"g{i // 5}" for i in range(160)]
-    problem = problem_of(rows(200, g=groups, t=[float(i) for i in range(200)]), group="g", time="t")
-    with pytest.raises(TableError, match="All test rows are in groups of 'g' that are too small to judge"):
-        make_shift(problem)
+@pytest.mark.parametrize(
+    ("columns", "roles", "options", "named"),
+    [
+        ({}, {}, {"folds": 1000}, "folds"),
+        ({}, {}, {"folds": 1}, "folds"),
+        ({"s": SITE, "t": TIME}, {"split_by": "s", "time": "t"}, {}, "time"),
+        ({"s": SITE}, {"split_by": "s"}, {"extrapolate": True}, "extrapolate"),
+        ({"t": TIME, "y": ["a"] * 190 + ["b"] * 10}, {"time": "t"}, {}, "y"),
+        ({"s": [i // 40 for i in range(200)], "y": ["a"] * 160 + ["b"] * 40}, {"split_by": "s"}, {}, "class"),
+        (
+            {"g": ["u", "v"] * 20 + [f"g{i // 5}" for i in range(160)], "t": TIME},
+            {"group": "g", "time": "t"},
+            {},
+            "groups",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_divided(columns, roles, options, named):
+    with pytest.raises(TableError, match=named):
+        make_shift(problem_of(rows(200, **columns), **roles), **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -151,6 +151,63 @@ def spearman(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
     first, second = (r - r.mean() for r in (ranks(a), ranks(b)))
     scale = float(first.norm() * second.norm())
     return float(first @ second) / scale if scale > 0 else math.nan
+
+
+def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Fit the temperature ``T`` that minimises the negative log-likelihood of ``softmax(logits / T)``.
+
+    The result equals that of scikit-learn's ``CalibratedClassifierCV(method="temperature")``, but for given
+    logits. If every row is classified correctly, the likelihood increases without limit as ``T`` approaches
+    0. Such rows determine no temperature, and the result is 1.
+
+    Args:
+        logits: Logits ``(rows, classes)`` of rows that were not trained on.
+        codes: Number of the true class of each row.
+        weight: Weight of each row.
+
+    Returns:
+        The temperature, between ``exp(-10)`` and ``exp(10)``.
+
+    Example:
+        >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
+        >>> temperature = fit_temperature(logits, np.array([0, 0, 1]))
+        >>> bool(np.isclose(2.0 / temperature, np.log(2)))  # two of three rows are of the first class
+        True
+    """
+    margin = logits - np.take_along_axis(logits, codes[:, None], 1)  # the loss is log(sum(exp(margin / T)))
+    if int((margin < 0).sum()) == margin.size - len(codes):
+        return 1.0
+
+    def slope(log_beta: float) -> float:
+        """Return the derivative of the loss by the inverse temperature; it is increasing."""
+        share = torch.from_numpy(margin * np.exp(log_beta)).softmax(1).numpy()
+        return float(np.average((share * margin).sum(axis=1), weights=weight))
+
+    return float(np.exp(-_invert(slope, 0.0, -10.0, 10.0)))
+
+
+def is_beyond_chance(counts: np.ndarray, columns: Iterable[np.ndarray]) -> bool:
+    """Return whether equal rows are copies, and not rows that agree by chance.
+
+    If columns were independent, the share of equal pairs of rows would be the product of the shares of all
+    columns; a hundred times more means copies.
+
+    Args:
+        counts: How often each distinct row occurs.
+        columns: How often each distinct value occurs, for each column.
+    """
+    share, expected = _share_of_pairs(counts), 100.0
+    for column in columns:
+        expected *= _share_of_pairs(column)
+        if share >= expected:  # further columns would only lower it
+            return share > 0
+    return False
+
+
+def _share_of_pairs(counts: np.ndarray) -> float:
+    """Return the share of pairs of rows that are equal, given the numbers of equal rows."""
+    counts = counts.astype(float)
+    return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
 
 
 def check_level(name: str, value: float) -> None:

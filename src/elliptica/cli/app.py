@@ -1,8 +1,7 @@
-"""The command-line program: its options, and the check for packages that a command needs."""
+"""The command-line program, the one handler of its errors, and what its commands share."""
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -21,66 +20,43 @@ from elliptica import __version__
 from elliptica._utils.extras import import_extra
 from elliptica._utils.files import is_not_written, not_written
 
-#: Removed commands and their replacements.
-_REPLACED = {
-    "cost": "call elliptica.landscape.step_cost in Python",
-    "figure": "use elliptica demo --figure NAME",
-    "gallery": "make docs puts committed results on the documentation site; elliptica report makes one page",
-    "landscape": "call the reports of elliptica.landscape in Python",
-    "watch": "use elliptica run --tensorboard FOLDER, and TensorBoard on that folder",
-}
-
-
 #: Groups of commands in `elliptica --help`, and the order of the commands.
 TRY, YOUR_DATA, THE_PAPER = "Try it", "Your data", "The paper"
 _ORDER = ["demo", "compare", "predict", "diagnose", "report", "list", "data", "run", "table", "tune"]
+#: Environment variable that shows tracebacks.
+_TRACEBACK = "ELLIPTICA_TRACEBACK"
+#: Largest seed of a generator.
+MOST_SEED = 2**63 - 1
 
 
 class _Program(TyperGroup):
-    """List commands in a sensible order, and name the replacements of removed ones."""
+    """List commands in a sensible order, and end every error with one sentence."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help text; new commands come last."""
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in _REPLACED:
-            typer.echo(f"elliptica {args[0]} was removed: {_REPLACED[args[0]]}.", err=True)
-            raise typer.Exit(2)
-        return super().resolve_command(ctx, args)
-
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the program where everything that it prints can be shown."""
+        """Run a command; status 2 if the input is wrong, 1 if something else failed."""
         _prepare_output()
         try:
             return super().main(*args, **options)
-        except OSError as error:
-            if not _is_of_system(error) or os.environ.get(_TRACEBACK):
-                raise
-            text = f"{error.filename or 'The output'!s:.300} cannot be used ({error.strerror})."
-            typer.echo(f"error: {not_written(error) if is_not_written(error) else text}", err=True)
-            sys.exit(1)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; an error that nobody foresaw ends with one sentence instead of a traceback."""
-        try:
-            return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, BrokenPipeError):
-            raise
         except Exception as error:
-            if isinstance(error, _USAGE) or _is_of_system(error) or os.environ.get(_TRACEBACK):
+            if os.environ.get(_TRACEBACK):
                 raise
-            if isinstance(error, ValueError):  # wrong input, which the message names
-                typer.echo(f"error: {error}", err=True)
-                raise typer.Exit(2) from error
-            first, *_ = str(error).splitlines() or [""]
-            typer.echo(
-                f"error: {type(error).__name__}: {first:.300}\nThis is not a message of elliptica. Set "
-                f"{_TRACEBACK}=1 to see where it comes from, and report it if the input is right.",
-                err=True,
-            )
-            raise typer.Exit(1) from error
+            typer.echo(f"error: {_sentence(error)}", err=True)
+            sys.exit(2 if isinstance(error, ValueError) else 1)
+
+
+def _sentence(error: Exception) -> str:
+    """Say what an error means, in one line."""
+    if isinstance(error, OSError) and is_not_written(error):
+        return not_written(error)
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError | OSError | ModuleNotFoundError) and text:
+        return f"{text:.1000}"
+    return f"{type(error).__name__}: {text:.300} (set {_TRACEBACK}=1 to see where it comes from)"
 
 
 def _prepare_output() -> None:
@@ -91,25 +67,6 @@ def _prepare_output() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-#: Wrong options: typer shows these itself, and its classes have moved between versions.
-_USAGE: tuple[type, ...] = tuple(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
-)
-
-#: What the system says about paths, which any command may meet wherever it reads or writes.
-_SYSTEM = (errno.EACCES, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
-
-
-def _is_of_system(error: Exception) -> bool:
-    """Return whether an error is the answer of the system about a disk or a path."""
-    if isinstance(error, FileNotFoundError):  # such as a new folder below /proc
-        return error.filename is not None
-    return isinstance(error, OSError) and (is_not_written(error) or error.errno in _SYSTEM)
-
-
-#: Environment variable that shows tracebacks of errors that nobody foresaw.
-_TRACEBACK = "ELLIPTICA_TRACEBACK"
-
 app = typer.Typer(
     cls=_Program,
     help="Train on the paths between your data points, and find out whether that helps.",
@@ -119,9 +76,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-#: Largest seed of a generator.
-MOST_SEED = 2**63 - 1
-
 #: Option of every command that reads data.
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data.", show_default="ELLIPTICA_DATA, or the cache")
@@ -129,21 +83,12 @@ DataDir = Annotated[
 
 
 def require_extra(extra: str, *packages: str) -> None:
-    """Import what a command needs; if a package is missing, name the extra that installs it.
-
-    Call it before slow imports, so that the message appears at once.
-    """
-    try:
-        import_extra("This command", extra, *packages)
-    except ModuleNotFoundError as error:
-        if error.name not in packages:
-            raise
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    """Import what a command needs before slow imports; a missing package names the extra to install."""
+    import_extra("This command", extra, *packages)
 
 
 def one_of(names: Any, *flags: str, **options: Any) -> Any:
-    """Make an option for the values of a ``Literal``; other values raise."""
+    """Make an option for the values of a ``Literal``, in any case."""
     known = get_args(names)
 
     def parse(value: str) -> str:

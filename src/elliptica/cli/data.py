@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -13,9 +12,6 @@ from rich.table import Table
 
 from elliptica.cli.app import THE_PAPER, DataDir, app
 
-if TYPE_CHECKING:
-    from elliptica.lab.data import Listing
-
 data_app = typer.Typer(help="List data sets, see how to get them, and download them.", no_args_is_help=True)
 app.add_typer(data_app, name="data", rich_help_panel=THE_PAPER)
 
@@ -23,32 +19,31 @@ _COLOURS = {"present": "green", "missing": "dim", "wrong": "red", "generated": "
 
 
 @data_app.command("list")
-def list_data(
-    data_dir: DataDir = None,
-    verify: Annotated[bool, typer.Option(help="Check the hashes of existing files.")] = True,
-) -> None:
-    """List data sets with their licences, and whether you have their files."""
+def list_data(data_dir: DataDir = None) -> None:
+    """List data sets with their licences, and whether you have their files, unchanged."""
     from elliptica.lab.data import data_directories, list_datasets
-    from elliptica.lab.data.files import ENVIRONMENT_VARIABLE
 
     console = Console()
     with console.status("checking the files"):
-        listings = list_datasets(data_dir, verify=verify)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in ("name", "what", "rows", "licence", "state"):
-        table.add_column(column, no_wrap=column in ("name", "state"))
+        listings = list_datasets(data_dir)
+    table = Table("name", "what", "rows", "licence", "state", box=box.SIMPLE_HEAD, pad_edge=False)
     for listing in listings:
         entry = listing.entry
         rows = " / ".join(map(str, entry.rows)) or "any"
         state = f"[{_COLOURS[listing.status]}]{listing.status}[/]"
         table.add_row(entry.name, entry.title, rows, entry.licence, state)
     console.print(table)
-    places = ", then in ".join(str(place) for place in data_directories(data_dir))
-    other = "" if data_dir is not None else f" (change this with --data-dir, or {ENVIRONMENT_VARIABLE})"
-    _print(console, f"\nFiles are searched in {places}{other}.")
+    places = ", then in ".join(map(str, data_directories(data_dir)))
+    lines = [f"\nFiles are searched in {places} (change this with --data-dir, or ELLIPTICA_DATA)."]
     for listing in listings:
-        if listing.status in ("missing", "wrong"):
-            _print(console, f"{listing.entry.name}: {_advice(listing)}")
+        name, hint = listing.entry.name, listing.entry.hint
+        if listing.status == "wrong":
+            lines.append(f"{name}: {listing.detail}. Delete it and get the original: {listing.entry.source}.")
+        elif listing.status == "missing":
+            command = f" elliptica data fetch {name}." if listing.entry.can_fetch else ""
+            lines.append(f"{name}:{command} {hint}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(int(any(listing.status == "wrong" for listing in listings)))
 
 
@@ -57,54 +52,21 @@ def fetch_data(
     name: Annotated[str, typer.Argument(help="Name of the data set, see elliptica data list.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download a data set; resumable and verified, never left incomplete."""
-    from elliptica.lab.data.catalogue import find_entry
+    """Download a data set; verified, never left incomplete."""
+    from elliptica.lab.data.catalogue import fetch, find_entry
 
     console = Console()
-    try:
-        entry = find_entry(name)
-        console.print(
-            f"{entry.name}: {entry.title}. Licence: {entry.licence}. Source: {entry.source}.",
-            highlight=False,
-            markup=False,
-        )
-        paths = _fetch_with_bar(console, entry.name, data_dir)
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        console.print("Stopped. Downloaded parts are kept. Rerun the same command to resume.")
-        raise typer.Exit(130) from None
-    if not paths:
-        console.print(f"It needs no files: {entry.call} generates it.", highlight=False, markup=False)
-    for path in paths:
-        _print(console, f"ready: {path}")
-
-
-def _fetch_with_bar(console: Console, name: str, data_dir: Path | None) -> tuple[Path, ...]:
-    from elliptica.lab.data import fetch
-
+    entry = find_entry(name)
+    console.print(f"{entry.name}: {entry.title}. {entry.licence}. Source: {entry.source}.", markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def on_bytes(file: str, have: int, total: int | None) -> None:
+        def on_bytes(file: str, have: int, total: int) -> None:
             if file not in tasks:
-                tasks[file] = bar.add_task(file, total=total)
-            bar.update(tasks[file], completed=have, total=total)
+                tasks[file] = bar.add_task(file, total=total or None)
+            bar.update(tasks[file], completed=have)
 
-        return fetch(name, data_dir, progress=on_bytes)
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _advice(listing: Listing) -> str:
-    """Say how to get a data set that is missing or not the published one."""
-    entry = listing.entry
-    if listing.status == "wrong":
-        return f"{listing.detail}. Delete it and download the original: {entry.source}."
-    ways = [f"elliptica data fetch {entry.name}."] if entry.can_fetch else []
-    ways += [entry.hint] if entry.hint else []
-    return " ".join(ways)
+        paths = fetch(name, data_dir, progress=on_bytes)
+    for line in map(str, paths) if paths else ["It needs no files."]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -36,7 +36,7 @@ def predict(
     Works with networks, trees and linear models. Every prediction has the number of its row. Example:
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
-    require_extra("tables", "polars", "sklearn", "safetensors", "skrub")
+    require_extra("tables", "polars", "sklearn", "safetensors")
     from elliptica.tables.predict import predict_file
     from elliptica.tables.table import TableError
 
@@ -46,9 +46,6 @@ def predict(
     except TableError as error:
         print_text(console, f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(2) from error
-    except KeyboardInterrupt as error:
-        print_text(console, escape(f"Interrupted: {out} was not written, or is incomplete."))
-        raise typer.Exit(130) from error
     for notice in notices:
         print_point(console, notice)
     print_text(console, escape(f"{len(predictions):,} predictions in {out}"))

@@ -10,17 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from elliptica._utils import checks
-from elliptica.estimators.base import EllipticEstimator, check_total, pool, takes_batches
-from elliptica.estimators.columns import check_table
-from elliptica.estimators.fit import Held
-from elliptica.estimators.stacked import GROUP_METHODS
+from elliptica.estimators.base import EllipticEstimator, check_table, pool, supports_partial_fit
+from elliptica.estimators.points import GROUP_METHODS
+from elliptica.estimators.stacked import Loss
 
 #: Methods for one label per row.
 _ONE_LABEL = ("smoothing", *GROUP_METHODS)
@@ -35,13 +33,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     training or mixup, so that one grid compares them. Labels may be numbers, strings or booleans; a 2-D ``y``
     of zeros and ones is multilabel. Do not use it if a row between two rows has no meaning.
 
-    Rows of zero weight are ignored: they are not learnt, not bridged to, and not part of the statistics.
-    Weights are frequencies: a row of weight 2 is trained on exactly as two copies of it would be, partners
-    included (an epoch is at most ten times as long as without weights). Copies of a row are held out
-    together. The order of the rows does not matter, and torch's global random stream is not changed.
-
-    Small networks are trained with one torch thread, because sharing their products among threads costs more
-    than it saves. The number of threads is restored afterwards. Your own networks keep your setting.
+    Weights are frequencies: a row of weight 2 is drawn twice in an epoch, as itself and as a partner. Rows of
+    zero weight are ignored. torch's global random stream is not changed. Small networks are trained with one
+    torch thread, because sharing their products among threads costs more than it saves.
 
     Args:
         hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
@@ -68,27 +62,25 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         standardize: Scale columns to mean 0 and standard deviation 1 with statistics of the training rows,
             because ``sigma`` is in units of the inputs. A constant column becomes 0.
         max_iter: Number of epochs.
-        batch_size: Rows per step, at least two; the batches of an epoch differ by at most one row.
+        batch_size: Rows per step; a batch may hold the end of one epoch and the start of the next.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
-        early_stopping: Hold out part of the rows, stop when their score no longer improves, and keep the best
+        early_stopping: Hold out part of the rows, stop when their loss no longer falls, and keep the best
             network; statistics come from the other rows. Otherwise, ``max_iter`` epochs are run.
         validation_fraction: Share of rows to hold out (stratified if possible).
-        n_iter_no_change: Epochs without a better score before training stops.
-        tol: Smallest improvement that counts.
+        n_iter_no_change: Epochs without a lower loss before training stops.
         calibrate: ``"temperature"`` divides logits by one number, `temperature_`, fitted to held-out rows
             (``validation_fraction`` of all, which are then not trained on; with ``early_stopping`` the same
             rows choose the epoch). Predicted labels do not change. A temperature fitted on the training
             distribution may not hold for shifted data.
         n_networks: Number of networks with different seeds; their probabilities are averaged. They are
-            trained side by side if the method allows it (all except path sampling, several bridges, other
-            pairings and noise laws) and neither ``early_stopping`` nor ``warm_start`` is on.
+            trained side by side if the method allows it: all except your own modules, path sampling, several
+            bridges, other pairings, weightings and noise laws.
         class_weight: ``"balanced"`` or a dict from class to weight; multiplies ``sample_weight``. Not for
             multilabel targets.
         warm_start: Let `fit` resume from the last call, on data with the same columns and classes.
         random_state: Seed of the initial weights, the order of rows and the noise.
         device: Device to train on, for instance ``"cuda"``.
-        verbose: Print a line after each epoch.
 
     Attributes:
         classes_: Sorted labels; column numbers for multilabel targets.
@@ -101,10 +93,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         x_scale_: Number that each column is divided by.
         n_iter_: Number of epochs over all calls.
         loss_curve_: Mean training loss of each epoch.
-        validation_scores_: Accuracy on the held-out rows after each epoch, or None.
-        best_validation_score_: The largest of them, or None.
-        best_iteration_: Epoch whose network was kept. For several networks, this and ``n_iter_`` are the
-            largest, and curves and scores are means.
+        validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
+        best_iteration_: Epoch whose network was kept. For several networks, this is the median, ``n_iter_``
+            the largest, and curves are means.
         n_outputs_: Number of outputs of the network.
 
     Example:
@@ -135,20 +126,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             sample_weight: Weight of each row, at least 0.
             groups: Group of each row, for group methods; others ignore it.
         """
-        goes_on = self.warm_start and hasattr(self, "module_")
-        x, labels = self._check_rows(X, y, reset=not goes_on)
-        if not goes_on:
-            self._set_classes(labels)
-        self._train(
-            x,
-            codes := self._encode(labels),
-            self._combined_weight(self._check_weight(sample_weight, x), codes),
-            goes_on=goes_on,
-            groups=self._check_groups(groups, x),
-        )
-        return self
+        return self._fit(X, y, sample_weight, groups)
 
-    @available_if(takes_batches)
+    @available_if(supports_partial_fit)
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> EllipticClassifier:
@@ -162,28 +142,16 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             classes: All labels that will occur; required in the first call unless ``y`` has all of them.
             sample_weight: Weight of each row, at least 0.
         """
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                'partial_fit sees one batch at a time, so it does not support class_weight="balanced". Use '
-                "fit, or a dict for class_weight."
-            )
-        goes_on = hasattr(self, "module_")
-        x, labels = self._check_rows(X, y, reset=not goes_on)
-        if not goes_on:
-            self._set_classes(labels, classes)
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(
-                f"classes={np.unique(classes)} are not those of the first call to partial_fit, "
-                f"{self.classes_}. Pass all classes in the first call."
-            )
-        codes = self._encode(labels)
-        weight = self._combined_weight(self._check_weight(sample_weight, x), codes)
-        self._train(x, codes, weight, epochs=1, goes_on=goes_on)
-        return self
+        if self.class_weight == "balanced":
+            raise ValueError('partial_fit sees one batch at a time, so class_weight="balanced" needs fit.')
+        return self._fit(X, y, sample_weight, resumes=True, epochs=1, classes=classes)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable label of each row; for multilabel targets, all labels above 0.5."""
-        return self._decide(self._pooled(X))
+        outputs = self._pooled(X)
+        if self._is_multilabel:
+            return (outputs > 0).astype(int)
+        return np.asarray(self.classes_[outputs.argmax(axis=1)])
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict probabilities of the classes, in the order of ``classes_``.
@@ -206,34 +174,32 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         """Return the logits of the mean probabilities of the networks."""
         return pool(torch.from_numpy(self._outputs(X)), self._loss_kind()).numpy()
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
+    def _check_parameters(self, groups: np.ndarray | None) -> None:
+        super()._check_parameters(groups)
         if self.calibrate is not None:
             checks.choice("calibrate", self.calibrate, ["temperature"])
-        for name, is_set in (
-            ('calibrate="temperature"', self.calibrate is not None),
-            (f'method="{self.method}"', self.method in _ONE_LABEL),
-        ):
-            if is_set and self._is_multilabel:
-                raise ValueError(
-                    f"{name} is for one label per row, but y holds several labels per row. Omit it, or train "
-                    "one classifier per label with sklearn.multioutput.MultiOutputClassifier."
-                )
+        is_one_label = (
+            self.calibrate is not None or self.method in _ONE_LABEL or self.class_weight is not None
+        )
+        if is_one_label and self._is_multilabel:
+            raise ValueError(
+                f'calibrate, class_weight and method="{self.method}" are for one label per row, but y holds '
+                "several. Omit them, or use sklearn.multioutput.MultiOutputClassifier."
+            )
 
     def _needs_held_out_rows(self) -> bool:
         return self.early_stopping or self.calibrate is not None
 
-    def _observe_targets(self, y: np.ndarray, goes_on: bool) -> None:
+    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
         self.temperature_ = 1.0
 
-    def _calibrate(self, held_out: Held) -> None:
+    def _calibrate(self, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         if self.calibrate is not None:
-            outputs = torch.from_numpy(self._forward(held_out.x, self._networks()))
-            logits = pool(outputs, self._loss_kind()).numpy()
-            self.temperature_ = fit_temperature(logits, held_out.y, held_out.weight)
+            logits = pool(torch.from_numpy(self._forward(scaled)), "classes").numpy()
+            self.temperature_ = fit_temperature(logits, y, weight)
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        x, labels = check_table(self, X, y, reset=reset)
+        x, labels = check_table(self, X, y, reset=reset, multi_output=True)
         if hasattr(labels, "toarray"):  # a sparse indicator of several labels
             labels = labels.toarray()
         if labels.ndim == 2 and labels.shape[1] == 1:
@@ -241,73 +207,45 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         check_classification_targets(labels)
         if labels.ndim == 2 and type_of_target(labels) != "multilabel-indicator":
             raise ValueError(
-                "A 2-D y must be an indicator of several labels (zeros and ones), but has other values. For "
-                "several outputs with many classes, use sklearn.multioutput.MultiOutputClassifier."
+                "A 2-D y must be an indicator of several labels (zeros and ones). For several outputs with "
+                "many classes, use sklearn.multioutput.MultiOutputClassifier."
             )
         return x, labels
 
-    def _set_classes(self, labels: np.ndarray, classes: Any = None) -> None:
-        self._is_multilabel = labels.ndim == 2
-        if self._is_multilabel:
-            self.classes_ = np.arange(labels.shape[1])
-        else:
-            self.classes_ = np.unique(labels if classes is None else np.asarray(classes))
+    def _begin(self, target: np.ndarray) -> None:
+        self._is_multilabel = target.ndim == 2
+        self.classes_ = np.arange(target.shape[1]) if self._is_multilabel else np.unique(target)
         self.n_outputs_ = len(self.classes_)
 
-    def _encode(self, labels: np.ndarray) -> np.ndarray:
+    def _encode(self, target: np.ndarray) -> np.ndarray:
         """Convert labels to class numbers, or to zeros and ones for multilabel targets."""
-        if self._is_multilabel:
-            if labels.ndim != 2 or labels.shape[1] != self.n_outputs_:
-                raise ValueError(
-                    f"y must be an indicator of {self.n_outputs_} labels as before, but has shape "
-                    f"{labels.shape}. Train from scratch (warm_start=False)."
-                )
-            return np.asarray(labels, dtype=np.float64)
-        present = np.unique(labels)
-        unknown = present[~np.isin(present, self.classes_)]
-        if labels.ndim != 1 or len(unknown):
+        if self._is_multilabel and target.ndim == 2 and target.shape[1] == self.n_outputs_:
+            return np.asarray(target, dtype=np.float32)
+        if self._is_multilabel or target.ndim != 1 or not np.isin(target, self.classes_).all():
             raise ValueError(
-                f"y has classes {unknown} that training did not begin with, {self.classes_}. Pass all of "
-                "them as classes= in the first call to partial_fit, train from scratch (warm_start=False), "
-                "or drop these rows."
+                f"y has other classes, or another shape, than training began with ({self.classes_}). Pass "
+                "all classes in the first call to partial_fit, or train from scratch (warm_start=False)."
             )
-        return np.searchsorted(self.classes_, labels).astype(np.int64)
+        return np.searchsorted(self.classes_, target).astype(np.int64)
+
+    def _learn(self, y: np.ndarray) -> np.ndarray:
+        return y
 
     def _combined_weight(self, weight: np.ndarray | None, codes: np.ndarray) -> np.ndarray | None:
-        """Multiply sample weights by class weights."""
-        if self.class_weight is None:
+        if self.class_weight is None or self._is_multilabel:
             return weight
-        if self._is_multilabel:
-            raise ValueError("class_weight does not support multilabel targets. Use sample_weight.")
-        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            sizes = np.bincount(codes, weights=weight, minlength=self.n_outputs_).astype(np.float64)
-            share = sizes.sum() / np.count_nonzero(sizes)
-            of_class = np.divide(share, sizes, out=np.ones_like(sizes), where=sizes > 0)
+        if self.class_weight == "balanced":  # by the weights of the classes, not only by their rows
+            sizes = np.bincount(codes, weights=weight, minlength=self.n_outputs_)
+            of_class = sizes.sum() / (np.count_nonzero(sizes) * np.where(sizes > 0, sizes, 1.0))
         else:
-            if isinstance(self.class_weight, Mapping):
-                for label, value in self.class_weight.items():
-                    checks.nonnegative(f"class_weight[{label!r:.40}]", value)
             of_class = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[codes])
-        combined = of_class[codes] if weight is None else weight * of_class[codes]
-        if not combined.any():
-            raise ValueError("class_weight and sample_weight give every row weight zero. Increase some.")
-        check_total("class_weight times sample_weight", combined)
+        combined = of_class[codes] * (1.0 if weight is None else weight)
+        if (combined < 0).any() or not combined.any():
+            raise ValueError("class_weight must be at least zero, and above zero for some row.")
         return np.asarray(combined)
 
-    def _decide(self, outputs: np.ndarray) -> np.ndarray:
-        if self._is_multilabel:
-            return (outputs > 0).astype(int)
-        return np.asarray(self.classes_[outputs.argmax(axis=1)])
-
-    def _loss_kind(self) -> str:
+    def _loss_kind(self) -> Loss:
         return "labels" if self._is_multilabel else "classes"
-
-    def _meaning(self) -> str:
-        return "one output per label" if self._is_multilabel else "one logit per class"
-
-    def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        truth = y.astype(int) if self._is_multilabel else self.classes_[y]
-        return float(accuracy_score(truth, self._decide(outputs), sample_weight=weight))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,347 +1,302 @@
-"""Train an estimator: rows in a fixed order, weights as frequencies, one epoch at a time."""
+"""Train estimators: many at once by the stacked engine, or one of any kind by a general loop."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import itertools
 import math
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
-from torch import Tensor, nn
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.validation import _check_sample_weight
+from torch import nn
 
+from elliptica._utils.perceptron import make_adam
 from elliptica._utils.random import stream, stream_seed
-from elliptica.core.bridge import Bridges, Pairs, Paths
-from elliptica.core.elliptic import Elliptic
-from elliptica.core.partners import Permutation
+from elliptica.estimators.points import Job, RowStream, Table, epoch_length
+from elliptica.estimators.stacked import Progress, Trained, train_stack
 
-#: An epoch draws at most this many times the number of rows, however large the sample weights.
-LONGEST_EPOCH = 10
+if TYPE_CHECKING:
+    from elliptica.estimators.base import EllipticEstimator
 
-#: Up to this many multiply-adds per training step, one torch thread is faster than several.
-SMALL_STEP = 2**25
-
-#: Bytes of points drawn at once, about the size of a cache (a single batch may have more). Part of the
-#: contract: it decides which numbers of a generator become which noise.
-CHUNK_BYTES = 2**20
-
-_inside = threading.local()
-_lock = threading.Lock()
-_outside: list[int] = []  # thread counts that blocks of `one_thread` will restore
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Training rows in the form that the network sees.
-
-    Attributes:
-        x: Inputs, scaled, float32.
-        y: Class numbers, or float32 targets.
-        weight: Weight of each row, all above zero, or None if all are equal.
-        groups: Number of the group of each row, or None.
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: np.ndarray | None
-    groups: np.ndarray | None = None
-
-    @classmethod
-    def in_order(
-        cls,
-        x: np.ndarray,
-        y: np.ndarray,
-        weight: np.ndarray | None,
-        groups: np.ndarray | None = None,
-    ) -> Rows:
-        """Sort rows by content, so that training does not depend on their order.
-
-        With weights as frequencies (see `draw_epoch`), a row of weight two is then trained on exactly as two
-        copies of it would be.
-        """
-        y = y if y.dtype == np.int64 else y.astype(np.float32)
-        known = [] if groups is None else [groups.astype(np.float32)]
-        x, y, weight, groups = take(content_order(x, y.astype(np.float32), *known), x, y, weight, groups)
-        return cls(torch.from_numpy(x), torch.from_numpy(y), weight, groups)
-
-
-class Held(NamedTuple):
-    """Held-out rows for validation: inputs, targets, weights."""
-
-    x: np.ndarray
-    y: np.ndarray
-    weight: np.ndarray | None
+_CHUNK = 8192  # rows that are validated at once
+#: Memory limit of a stack in bytes, and number of copies of the weights (moments, gradients, best).
+_STACK_BYTES, _COPIES = 2**29, 5
 
 
 @dataclass(eq=False)
-class Progress:
-    """The training state of one network.
+class Fit:
+    """An estimator and the rows to train it on.
 
     Attributes:
-        seed: Seed of its initial weights, the order of rows and the noise.
-        n_iter: Number of epochs so far.
-        best_iteration: Epoch whose network is kept.
-        loss_curve: Mean training loss of each epoch.
-        validation_scores: Score on the held-out rows after each epoch, or None.
-        best_score: The largest of them, or None.
-        optimizer: Its optimiser, or None before training and after loading.
+        estimator: Estimator to train.
+        X: Table of numbers. Fits that pass the same object, and the same ``rows``, share its memory.
+        y: Targets of all its rows.
+        sample_weight: Weight of each row, or None.
+        groups: Group of each row, for group methods.
+        rows: Row numbers to train on; None means all. Only these decide scales and bounds.
+        validation: Row numbers whose loss chooses the epoch; None lets ``early_stopping`` decide.
+        epochs: Number of epochs; None means ``max_iter``.
+        resumes: Whether to resume the last training.
+        classes: All classes, if ``y`` may lack some.
     """
 
-    seed: int
-    n_iter: int = 0
-    best_iteration: int = 0
-    loss_curve: list[float] = field(default_factory=list)
-    validation_scores: list[float] | None = None
-    best_score: float | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    estimator: EllipticEstimator
+    X: Any
+    y: Any
+    sample_weight: Any = None
+    groups: Any = None
+    rows: np.ndarray | None = None
+    validation: np.ndarray | None = None
+    epochs: int | None = None
+    resumes: bool = False
+    classes: Any = None
 
 
-class NetworkRows(NamedTuple):
-    """A trained network, and rows in the form that it sees.
+def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
+    """Train estimators side by side, which is much faster than one after the other for small networks.
 
-    Attributes:
-        module: The network itself, not a copy.
-        loss: The ordinary loss of its task.
-        x: Inputs, scaled, on the device of the network.
-        y: Class numbers, zeros and ones for multilabel targets, or scaled real targets ``(rows, targets)``.
-    """
-
-    module: nn.Module
-    loss: nn.Module
-    x: Tensor
-    y: Tensor
-
-
-def content_order(*columns: np.ndarray) -> np.ndarray:
-    """Return row numbers that sort rows by their bytes: a fixed order, but not that of the numbers.
+    Each is trained as its own ``fit`` would: ``estimator.fit`` is the case of one. Estimators of different
+    shapes, batch sizes or losses form stacks of their own.
 
     Args:
-        *columns: Tables or columns with the same number of rows and one floating type.
-    """
-    content = np.column_stack(columns)
-    content += 0  # turns negative zeros into zeros, whose bytes differ
-    keys = np.ascontiguousarray(content).view(np.dtype((np.void, content.itemsize * content.shape[1])))
-    return np.argsort(keys.ravel(), kind="stable")
-
-
-def take(rows: np.ndarray, *columns: np.ndarray | None) -> list[Any]:
-    """Select rows of each table or column; None stays None."""
-    return [None if column is None else column[rows] for column in columns]
-
-
-def location_and_scale(
-    values: np.ndarray, weight: np.ndarray | None, standardize: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each column; a constant column has scale 1."""
-    n = values.shape[1]
-    if not standardize:
-        return np.zeros(n), np.ones(n)
-    scaled, exponent = in_squarable_units(values)
-    scaler = StandardScaler().fit(scaled, sample_weight=weight)
-    is_constant = (scaler.scale_ == 1) & (exponent != 0)  # other columns in these units have a scale below 1
-    return np.ldexp(scaler.mean_, exponent), np.ldexp(scaler.scale_, np.where(is_constant, 0, exponent))
-
-
-def in_squarable_units(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Divide columns by powers of two, so that their squares neither overflow nor vanish.
+        fits: Estimators with their rows.
+        callback: Called from time to time with the finished share of the work.
 
     Returns:
-        The columns, and the exponent of each; 0 for columns of ordinary numbers, which stay as they are.
+        Whether the training of each diverged.
+
+    Example:
+        >>> from elliptica.estimators import EllipticRegressor
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40.0)
+        >>> models = [EllipticRegressor(max_iter=2, method=name) for name in ("erm", "mixup")]
+        >>> fit_together([Fit(model, X, y, rows=np.arange(20)) for model in models])
+        [False, False]
     """
-    largest = np.abs(values).max(axis=0)
-    is_ordinary = (largest == 0) | ((largest > 1e-100) & (largest < 1e100))
-    exponent = np.where(is_ordinary, 0, np.frexp(largest)[1])
-    return (values if is_ordinary.all() else np.ldexp(values, -exponent)), exponent
+    shared: dict[Any, Any] = {}  # tables of this call, by the objects that `fits` keep alive
+    prepared = [_Prepared(fit, shared) for fit in fits]
+    stacks: dict[Any, list[_Prepared]] = {}
+    for part in prepared:
+        stacks.setdefault(part.key, []).append(part)
+    parts = [part for stack in stacks.values() for part in _within_memory(stack)]
+    for number, stack in enumerate(parts):
+
+        def tell(done: float, number: int = number) -> None:
+            if callback is not None:
+                callback((number + done) / len(parts))
+
+        _train(stack, tell)
+    return [part.finish() for part in prepared]
 
 
-def hold_out(
-    x: np.ndarray, y: np.ndarray, fraction: float, kind: str, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and validation, with classes in proportion if possible.
+class _Prepared:
+    """Checked and scaled rows of a fit, and its jobs."""
 
-    Rows of equal content stay together, so that weights and copies of rows are equivalent.
+    def __init__(self, fit: Fit, shared: dict[Any, Any]) -> None:
+        self.fit, self.estimator = fit, fit.estimator
+        model = self.estimator
+        x, target = model._check_rows(fit.X, fit.y, reset=not fit.resumes)
+        if not fit.resumes:
+            model._begin(target if fit.classes is None else np.asarray(fit.classes))
+            model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
+        self.y = model._encode(target)
+        weight = model._combined_weight(_check_weight(fit.sample_weight, x), self.y)
+        groups = _check_groups(fit.groups, x)
+        model._check_parameters(groups)
+        rows = np.arange(len(x)) if fit.rows is None else fit.rows
+        if weight is not None and (weight[rows] == 0).any():
+            rows = rows[weight[rows] > 0]
+        self.validation, self.held = fit.validation, None
+        if fit.validation is None and model._needs_held_out_rows():
+            rows, self.held = _hold_out(rows, self.y, model)
+            self.validation = self.held if model.early_stopping else None
+        self.rows, self.weight = rows, None if weight is None else weight[rows]
+        self.all_weight = weight
+        model._observe_targets(self.y[rows], fit.resumes)
+        if not fit.resumes:
+            key: tuple[Any, ...] = ("scales", id(fit.X), id(rows), model.standardize)
+            if key not in shared:
+                shared[key] = location_and_scale(x[rows], model.standardize)
+            model.x_mean_, model.x_scale_ = shared[key]
+            model._set_networks(model._make_networks(x.shape[1]))
+            model._progress = [Progress() for _ in range(model.n_networks)]
+        key = ("inputs", id(fit.X), id(model.x_mean_))
+        if key not in shared:
+            shared[key] = model._scale(x)
+        scaled, learnt = shared[key], model._learn(self.y)
+        key = ("table", *key[1:], id(fit.groups), hash(learnt.tobytes()))
+        if key not in shared:
+            shared[key] = model._table(scaled, learnt, groups)
+        self.table: Table = shared[key]
+        length = epoch_length(len(rows), self.weight)
+        self.batch_size = min(model.batch_size, length)
+        shape = (x.shape[1], tuple(model.hidden), model.n_outputs_)
+        self.stacked = model._stacked_method()
+        stacked_key = (model._loss_kind(), shape, self.batch_size, model.n_iter_no_change, fit.resumes)
+        self.key = id(self) if self.stacked is None else stacked_key
 
-    Args:
-        x: Inputs, sorted by `content_order`.
-        y: Targets; class numbers if ``kind`` is ``"classes"``.
-        fraction: Share of the distinct rows that is held out.
-        kind: ``"classes"``, ``"labels"`` or ``"real"``, which needs two rows for a score.
-        seed: Seed of the split.
-    """
-    content = np.column_stack([x, y])
-    is_new = np.append(True, (content[1:] != content[:-1]).any(axis=1))
-    distinct, first = np.cumsum(is_new) - 1, np.flatnonzero(is_new)
-    n_held = int(np.ceil(fraction * len(first)))
-    if n_held < (2 if kind == "real" else 1) or len(first) - n_held < 1:
-        raise ValueError(
-            f"validation_fraction={fraction} holds out {n_held} of {len(first)} distinct rows "
-            f"(n_samples={len(y)}), which leaves too few on one side. Change validation_fraction, pass more "
-            "rows, or switch off early_stopping and calibrate, which need held-out rows."
-        )
+    def jobs(self) -> list[Job]:
+        """Describe the networks of the estimator."""
+        model = self.estimator
+        method, settings = self.stacked or ("erm", {})
+        return [
+            Job(
+                self.table,
+                self.rows,
+                seed,
+                self.fit.epochs or model.max_iter,
+                method,
+                settings,
+                model.learning_rate,
+                model.weight_decay,
+                self.validation,
+                self.weight,
+            )
+            for seed in network_seeds(model._seed, len(model._progress))
+        ]
+
+    def finish(self) -> bool:
+        """Set the attributes of a trained estimator, and return whether its training diverged."""
+        model = self.estimator
+        model._summarise()
+        diverged = any(one.ended == "failed" for one in model._progress)
+        if self.held is not None and not diverged:
+            weight = None if self.all_weight is None else self.all_weight[self.held]
+            model._calibrate(self.table.x[self.held].numpy(), self.y[self.held], weight)
+        return diverged
+
+
+def _within_memory(stack: list[_Prepared]) -> Iterator[list[_Prepared]]:
+    """Divide estimators of one shape into stacks that fit into memory."""
+    model, table = stack[0].estimator, stack[0].table
+    sizes = [table.x.shape[1], *model.hidden, model.n_outputs_]
+    n_networks = max(len(part.estimator._progress) for part in stack)
+    bytes_each = _COPIES * 4 * n_networks * sum(a * b for a, b in itertools.pairwise(sizes))
+    size = max(1, _STACK_BYTES // bytes_each)
+    for first in range(0, len(stack), size):
+        yield stack[first : first + size]
+
+
+def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> None:
+    """Train the networks of some estimators, as one stack or by the general loop."""
+    first = stack[0]
+    model = first.estimator
+    if first.stacked is None:
+        for network, progress, job in zip(model._networks(), model._progress, first.jobs(), strict=True):
+            train_module(model, network, progress, job, first.batch_size)
+        model.module_.eval()
+        return
+    networks = [network for part in stack for network in part.estimator._networks()]
+    starts = [
+        Trained(Trained.parameters_of(network), progress)
+        for network, progress in zip(networks, (p for s in stack for p in s.estimator._progress), strict=True)
+    ]
+    trained = train_stack(
+        [job for part in stack for job in part.jobs()],
+        loss=model._loss_kind(),
+        hidden=model.hidden,
+        batch_size=first.batch_size,
+        patience=model.n_iter_no_change,
+        starts=starts,
+        callback=callback,
+    )
+    for network, one in zip(networks, trained, strict=True):
+        network.load_state_dict(one.state_dict())
+
+
+def train_module(
+    model: EllipticEstimator, network: nn.Module, progress: Progress, job: Job, batch_size: int
+) -> None:
+    """Train one network of any kind, step by step, by the objective of the estimator."""
+    device, table = torch.device(model.device), job.table
+    y = table.label if model._loss_kind() == "classes" else table.y
+    network.to(device)
+    objective = model._objective(network, table.x[job.rows])
+    optimizer = make_adam(
+        network.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay, decoupled=True
+    )
+    if progress.moments:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": progress.moments[0]})
+    rows, noise = RowStream(job, progress.epochs), stream(job.seed, "noise", progress.epochs)
+    best, last = copy.deepcopy(network.state_dict()), progress.epochs + job.epochs
+    progress.ended = ""
+    while not progress.ended:
+        losses = []
+        objective.train()
+        with private_stream(stream_seed(job.seed, "network", progress.epochs), device):
+            for _ in range(math.ceil(rows.length / batch_size)):
+                part = rows.take(batch_size)
+                loss = objective(table.x[part].to(device), y[part].to(device), generator=noise)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        objective.eval()
+        validation = None
+        if job.validation is not None:
+            with torch.no_grad():
+                parts = torch.from_numpy(job.validation).split(_CHUNK)
+                total = sum(objective(table.x[p].to(device), y[p].to(device)).item() * len(p) for p in parts)
+                validation = total / len(job.validation)
+        if progress.end_epoch(float(torch.stack(losses).mean()), validation):
+            best = copy.deepcopy(network.state_dict())
+        progress.check_end(last, model.n_iter_no_change)
+    network.load_state_dict(best)
+    progress.moments = [optimizer.state_dict()["state"]]
+
+
+def network_seeds(seed: int, n_networks: int) -> list[int]:
+    """Return the seeds of the networks of an ensemble; the first is that of a single network."""
+    return [seed, *(stream_seed(seed, "ensemble", i) for i in range(1, n_networks))]
+
+
+def _check_weight(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+    if sample_weight is None:
+        return None
+    weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
+    if (weight < 0).any() or not weight.any():
+        raise ValueError("sample_weight must be at least zero, and above zero for some row.")
+    return weight
+
+
+def _check_groups(groups: Any, x: np.ndarray) -> np.ndarray | None:
+    """Return the numbers of the groups."""
+    if groups is None:
+        return None
+    check_consistent_length(x, labels := column_or_1d(groups))
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def location_and_scale(values: np.ndarray, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of each column; a constant column has scale 1."""
+    if not standardize:
+        return np.zeros(values.shape[1]), np.ones(values.shape[1])
+    scaler = StandardScaler().fit(values)
+    return scaler.mean_, scaler.scale_
+
+
+def _hold_out(rows: np.ndarray, y: np.ndarray, model: EllipticEstimator) -> tuple[np.ndarray, np.ndarray]:
+    """Divide rows into training and validation, with classes in proportion if possible."""
     stratify = None
-    if kind == "classes":
-        counts = np.bincount(y[first])
-        counts = counts[counts > 0]
-        if counts.min() > 1 and len(counts) <= min(n_held, len(first) - n_held):
-            stratify = y[first]
-    parts = train_test_split(np.arange(len(first)), test_size=n_held, stratify=stratify, random_state=seed)
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.concatenate(parts)] = np.arange(len(first))
-    place = place[distinct]
-    rows = np.argsort(place, kind="stable")
-    n_kept = int((place < len(first) - n_held).sum())
-    return rows[:n_kept], rows[n_kept:]
-
-
-def draw_seed(random_state: Any) -> int:
-    """Draw the seed of a training from ``random_state``, as scikit-learn understands it."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-def epoch_length(weight: np.ndarray) -> int:
-    """Return the number of rows of an epoch: the sum of weights, or the number of rows, within limits."""
-    total = np.cumsum(weight, dtype=np.float64)[-1]
-    return round(min(max(total, len(weight)), LONGEST_EPOCH * len(weight)))
-
-
-def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:
-    """Draw the row numbers of one epoch in random order: each once, or as often as its weight says.
-
-    Weights are expected frequencies. The sum of weights is divided into pieces of equal length, all shifted
-    by one random number, and the row at the start of each piece is taken. A weight of 2 thus gives exactly
-    two copies, and a weight of 1.5 one or two. An epoch is as long as the sum of weights, but at least as
-    long as the number of rows and at most ten times that.
-
-    Args:
-        n_rows: Number of rows.
-        weight: Weight of each row, above zero; None takes each row once.
-        generator: Source of randomness. It draws the order first, then the shift if there are weights.
-    """
-    if weight is None:
-        return torch.randperm(n_rows, generator=generator)
-    cumulative = np.cumsum(weight, dtype=np.float64)
-    length = epoch_length(weight)
-    order = torch.randperm(length, generator=generator)
-    shift = float(torch.rand(1, generator=generator, dtype=torch.float64))
-    # systematic sampling: one uniform shift for all pieces has less variance than independent draws
-    places = (shift + np.arange(length)) * (cumulative[-1] / length)
-    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)  # rounding
-    return torch.from_numpy(chosen)[order]
-
-
-def train_epoch(
-    objective: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    rows: Rows,
-    *,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    device: torch.device,
-) -> float:
-    """Train for one pass over the rows; return the mean loss of its steps.
-
-    Random streams depend only on the seed and the number of the epoch, so that training can be resumed.
-    """
-    chosen = draw_epoch(len(rows.x), rows.weight, stream(seed, "order", epoch))
-    noise = stream(seed, "noise", epoch)
-    objective.train()
-    losses = []
-    with private_stream(stream_seed(seed, "network", epoch), device):
-        sizes = batch_sizes(len(chosen), batch_size)
-        for loss in _losses(objective, rows, chosen, sizes, device, noise):
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-    objective.eval()
-    mean = float(torch.stack(losses).mean())
-    if not math.isfinite(mean):
-        raise diverged(mean, epoch + 1)
-    return mean
-
-
-def diverged(loss: float, epoch: int) -> FloatingPointError:
-    """Return the error for a training loss that is not finite."""
-    return FloatingPointError(
-        f"The training loss became {loss} in epoch {epoch}. Lower learning_rate or sigma, or keep "
-        "standardize=True."
+    if model._loss_kind() == "classes":
+        counts = np.bincount(y[rows])
+        n_held = math.ceil(model.validation_fraction * len(rows))
+        if counts[counts > 0].min() > 1 and np.count_nonzero(counts) <= min(n_held, len(rows) - n_held):
+            stratify = y[rows]
+    kept, held = train_test_split(
+        rows,
+        test_size=model.validation_fraction,
+        stratify=stratify,
+        random_state=stream_seed(model._seed, "split") % 2**32,
     )
-
-
-def batch_sizes(n_rows: int, batch_size: int) -> list[int]:
-    """Divide rows into batches that differ by at most one row.
-
-    A single row has no partner, so a batch has at least two rows (if there are two), and up to three for
-    ``batch_size=2``.
-    """
-    count = max(1, min(math.ceil(n_rows / batch_size), n_rows // 2))
-    return [n_rows // count + (number < n_rows % count) for number in range(count)]
-
-
-def _losses(
-    objective: nn.Module,
-    rows: Rows,
-    chosen: Tensor,
-    sizes: list[int],
-    device: torch.device,
-    noise: torch.Generator,
-) -> Iterator[Tensor]:
-    """Yield the objective on each batch; points with the same law are drawn for several batches at once."""
-    if isinstance(objective, Elliptic) and can_draw_epochs(objective.bridges):
-        for paths in epoch_paths(objective.bridges, rows, chosen, sizes, device, noise):
-            yield objective.loss_on(paths)
-    else:
-        for part in chosen.split(sizes):
-            yield objective(rows.x[part].to(device), rows.y[part].to(device), generator=noise)
-
-
-def can_draw_epochs(bridges: Bridges) -> bool:
-    """Return whether `epoch_paths` draws this law: single points of random pairs, plain noise."""
-    return (
-        bridges.sampling == "marginal"
-        and bridges.n_bridges == 1
-        and bridges.pairing == Permutation()
-        and isinstance(bridges.sigma, float | Tensor)
-    )
-
-
-@torch.no_grad()
-def epoch_paths(
-    bridges: Bridges,
-    rows: Rows,
-    order: Tensor,
-    sizes: list[int],
-    device: torch.device,
-    generator: torch.Generator,
-) -> Iterator[Paths]:
-    """Draw the points of one epoch, many batches at a time, which is faster than drawing each step.
-
-    The partner of a row is the next row of its batch (the first follows the last). Because ``order`` is
-    random, this is a uniformly random cycle, as `elliptica.Elliptic` draws it, and the points have its law.
-    """
-    at_once = max(1, CHUNK_BYTES // max(1, sizes[0] * rows.x[:1].nbytes))
-    for first in range(0, len(sizes), at_once):
-        own = sizes[first : first + at_once]
-        part, order = order[: sum(own)], order[sum(own) :]
-        batch = bridges.read(rows.x[part].to(device), rows.y[part].to(device))
-        ends = torch.tensor(own).cumsum(0)
-        partners = torch.arange(1, len(part) + 1)
-        partners[ends - 1] = ends - torch.tensor(own)  # the last row of a batch ends at its first
-        places = {size: torch.arange(size, device=device) for size in set(own)}
-        pairs = Pairs(1, partners.to(device), [places[size] for size in own])
-        paths = bridges.draw(batch, pairs, 1.0, generator)
-        labels = [None] * len(own) if paths.labels is None else paths.labels.split(own)
-        ((name, points),) = paths.points.items()
-        columns = (column.split(own) for column in (points, paths.targets, paths.times, paths.free_targets))
-        for x, y, s, free_y, label in zip(*columns, labels, strict=True):
-            yield replace(paths, points={name: x}, targets=y, times=s, free_targets=free_y, labels=label)
+    return kept, held
 
 
 @contextlib.contextmanager
@@ -354,30 +309,3 @@ def private_stream(seed: int, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one torch thread temporarily: sharing small products among threads costs more than it saves.
-
-    The setting belongs to the calling thread; other threads of the program keep theirs.
-    """
-    if getattr(_inside, "value", False):
-        yield
-        return
-    with _lock:
-        before = torch.get_num_threads()
-        if not _outside or before > 1:
-            _outside.append(before)
-        else:  # a new thread starts with the last setting, which may be ours
-            before = _outside[-1]
-            _outside.append(before)
-        torch.set_num_threads(1)
-    _inside.value = True
-    try:
-        yield
-    finally:
-        _inside.value = False
-        with _lock:
-            torch.set_num_threads(before)
-            _outside.remove(before)

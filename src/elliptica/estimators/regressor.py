@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
 from sklearn.utils.metaestimators import available_if
 
 from elliptica._utils import checks
-from elliptica.estimators.base import EllipticEstimator, takes_batches
-from elliptica.estimators.columns import check_table
+from elliptica.estimators.base import EllipticEstimator, check_table, supports_partial_fit
 from elliptica.estimators.fit import location_and_scale
+from elliptica.estimators.stacked import Loss
 
 _LARGEST_EXPONENT = 700.0  # exp overflows above this
 
@@ -36,68 +35,32 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 
     Args:
-        hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
-        module: Your own network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
-            trained from its present weights, or a function of ``(n_features, n_outputs)``.
-        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``
-            (Gaussian noise with standard deviation ``sigma`` on the scaled inputs, no bridge). With
+        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``. With
             ``groups`` in `fit` also ``"groupdro"`` and ``"balanced"`` (every group equally often), which
             train the default network.
-        sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
-            lines, ``"auto"`` measures it with `elliptica.auto_sigma` on the training rows.
+        module: Your own network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
+            trained from its present weights, or a function of ``(n_features, n_outputs)``.
         sigma_y: Diffusion coefficient of the scaled targets; None means ``sigma`` if that is a number,
             otherwise 0.
-        sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
-        n_times: Number of times on a bridge, both ends included; 2 is ordinary training.
-        n_bridges: Bridges per row.
-        pairing: How the ends of bridges are chosen, a name or an object such as ``InverseDistance(power=2)``,
-            see `elliptica.Elliptic`; partners come from the batch.
-        weighting: Importance weighting, a name or an object such as ``GradientSoftmax(xi=0.5)``, see
-            `elliptica.Elliptic`.
         alpha: Beta parameter of mixup and C-Mixup; None means 1 and 2.
         bandwidth: Bandwidth of C-Mixup, in units of the scaled targets; partners come from the batch.
-        eta: Step size of the group weights of Group DRO.
-        bounded: Clip predictions of each target to its range among the rows passed to `fit`, including
-            held-out rows but not rows of zero weight. No margin is added.
+        bounded: Clip predictions of each target to its range among the training rows. No margin is added.
         target_transform: ``"log"`` trains on the logarithm of the targets, which must be positive;
             predictions are in the units of ``y``. None trains on ``y``.
-        n_networks: Number of networks with different seeds; their predictions are averaged. They are trained
-            side by side as in `EllipticClassifier`.
+        n_networks: Number of networks with different seeds; their predictions are averaged.
         standardize: Scale columns and targets to mean 0 and standard deviation 1 with statistics of the
-            training rows, because ``sigma`` is in units of the inputs. Predictions are in the units of
-            ``y``. A constant column becomes 0.
-        max_iter: Number of epochs.
-        batch_size: Rows per step, at least two; the batches of an epoch differ by at most one row.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        early_stopping: Hold out part of the rows, stop when their score no longer improves, and keep the best
-            network; statistics come from the other rows. Otherwise, ``max_iter`` epochs are run.
-        validation_fraction: Share of rows to hold out.
-        n_iter_no_change: Epochs without a better score before training stops.
-        tol: Smallest improvement that counts.
-        warm_start: Let `fit` resume from the last call, on data with the same columns and targets.
-        random_state: Seed of the initial weights, the order of rows and the noise.
-        device: Device to train on, for instance ``"cuda"``.
-        verbose: Print a line after each epoch.
+            training rows, because ``sigma`` is in units of the inputs. A constant column becomes 0.
+        **others: As in `EllipticClassifier`: ``hidden``, ``sigma``, ``sampling``, ``n_times``, ``n_bridges``,
+            ``pairing``, ``weighting``, ``eta``, ``max_iter``, ``batch_size``, ``learning_rate``,
+            ``weight_decay``, ``early_stopping``, ``validation_fraction``, ``n_iter_no_change``,
+            ``warm_start``, ``random_state`` and ``device``.
 
     Attributes:
-        n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if ``X`` was a frame.
-        module_: The trained network, from scaled rows to scaled targets. Several networks are one module
-            that returns their mean.
-        x_mean_: Number that is subtracted from each column.
-        x_scale_: Number that each column is divided by.
         y_mean_: Number that is subtracted from each target (or its logarithm, if that is learnt).
         y_scale_: Number that each target is divided by.
-        y_min_: Smallest target among rows with a weight.
-        y_max_: Largest target among rows with a weight.
-        n_iter_: Number of epochs over all calls.
-        loss_curve_: Mean training loss of each epoch, in scaled units.
-        validation_scores_: R2 on the held-out rows after each epoch, or None.
-        best_validation_score_: The largest of them, or None.
-        best_iteration_: Epoch whose network was kept. For several networks, this and ``n_iter_`` are the
-            largest, and curves and scores are means.
-        n_outputs_: Number of targets.
+        y_min_: Smallest target among the training rows.
+        y_max_: Largest target among the training rows.
+        n_outputs_: Number of targets. Other attributes are those of `EllipticClassifier`.
 
     Example:
         >>> from sklearn.datasets import make_regression
@@ -127,10 +90,9 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             sample_weight: Weight of each row, at least 0.
             groups: Group of each row, for group methods; others ignore it.
         """
-        goes_on = self.warm_start and hasattr(self, "module_")
-        return self._fit(X, y, sample_weight, groups, goes_on=goes_on)
+        return self._fit(X, y, sample_weight, groups)
 
-    @available_if(takes_batches)
+    @available_if(supports_partial_fit)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> EllipticRegressor:
         """Train for one epoch on these rows, resuming from the last call.
 
@@ -141,76 +103,53 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             y: Targets.
             sample_weight: Weight of each row, at least 0.
         """
-        return self._fit(X, y, sample_weight, None, epochs=1, goes_on=hasattr(self, "module_"))
+        return self._fit(X, y, sample_weight, resumes=True, epochs=1)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""
         values = self._values(self._outputs(X)).mean(axis=0)
-        if self.bounded:  # the mean of equal numbers may have a rounding error
-            values = values.clip(self.y_min_, self.y_max_)
-        return values[:, 0] if self._is_flat else values
-
-    def _fit(
-        self, X: Any, y: Any, sample_weight: Any, groups: Any, *, goes_on: bool, epochs: int | None = None
-    ) -> EllipticRegressor:
-        x, target = self._check_rows(X, y, reset=not goes_on)
-        if not goes_on:
-            self._is_flat, self.n_outputs_ = target.ndim == 1, target[0].size
-        weight, groups = self._check_weight(sample_weight, x), self._check_groups(groups, x)
-        self._train(x, self._encode(target), weight, epochs=epochs, goes_on=goes_on, groups=groups)
-        return self
+        return values[:, 0] if self._single_target else values
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        x, target = check_table(self, X, y, y_numeric=True, reset=reset)
+        x, target = check_table(self, X, y, reset=reset, multi_output=True, y_numeric=True)
         if target.ndim == 2 and target.shape[1] == 1:
             target = column_or_1d(target, warn=True)
-        if target.dtype.kind not in "biuf":
-            raise TypeError(
-                f"y must hold numbers, but holds {target.dtype.name} such as {target.flat[0]!r:.40}. For "
-                "class labels use EllipticClassifier; convert dates to days first."
-            )
+        if target.dtype.kind not in "biuf":  # dates would silently become numbers of some unit
+            raise TypeError(f"y must hold numbers, but holds {target.dtype.name}. Convert them first.")
         return x, np.asarray(target, dtype=np.float64)
 
+    def _begin(self, target: np.ndarray) -> None:
+        self._single_target, self.n_outputs_ = target.ndim == 1, target[0].size
+
     def _encode(self, target: np.ndarray) -> np.ndarray:
-        """Convert targets to a table of numbers."""
         table = target.reshape(len(target), -1)
-        if (target.ndim == 1, table.shape[1]) != (self._is_flat, self.n_outputs_):
+        if (target.ndim == 1, table.shape[1]) != (self._single_target, self.n_outputs_):
             raise ValueError(
                 f"y must have {self.n_outputs_} columns as before, but has shape {target.shape}. Train from "
                 "scratch (warm_start=False)."
             )
         return table
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
+    def _check_parameters(self, groups: np.ndarray | None) -> None:
+        super()._check_parameters(groups)
         if self.target_transform is not None:
             checks.choice("target_transform", self.target_transform, ["log"])
 
-    def _observe_targets(self, y: np.ndarray, goes_on: bool) -> None:
-        self._check_positive(y)
-        before = [self.y_min_[None], self.y_max_[None]] if goes_on else []
-        seen = np.concatenate([*before, y])
+    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
+        seen = np.concatenate([self.y_min_[None], self.y_max_[None], y]) if resumes else y
         self.y_min_: np.ndarray = seen.min(axis=0)
         self.y_max_: np.ndarray = seen.max(axis=0)
+        if not resumes:
+            self.y_mean_, self.y_scale_ = location_and_scale(self._transform(y), self.standardize)
 
-    def _check_positive(self, y: np.ndarray) -> None:
-        if self.target_transform == "log" and (y <= 0).any():
-            raise ValueError(
-                f'target_transform="log" needs targets above zero, but the smallest is {y.min():g}. Use '
-                "target_transform=None, drop these rows, or add a constant to y."
-            )
-
-    def _measure_target(self, y: np.ndarray, weight: np.ndarray | None) -> None:
-        self.y_mean_, self.y_scale_ = location_and_scale(self._transform(y), weight, self.standardize)
-
-    def _scale_target(self, y: np.ndarray) -> np.ndarray:
-        return (self._transform(y) - self.y_mean_) / self.y_scale_
+    def _learn(self, y: np.ndarray) -> np.ndarray:
+        return ((self._transform(y) - self.y_mean_) / self.y_scale_).astype(np.float32)
 
     def _transform(self, y: np.ndarray) -> np.ndarray:
-        """Transform targets to what the network learns, before scaling."""
         if self.target_transform is None:
             return y
-        self._check_positive(y)
+        if (y <= 0).any():
+            raise ValueError(f'target_transform="log" needs y above zero, but the smallest is {y.min():g}.')
         return np.log(y)
 
     def _values(self, outputs: np.ndarray) -> np.ndarray:
@@ -220,14 +159,8 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             values = np.exp(values.clip(max=_LARGEST_EXPONENT))
         return values.clip(self.y_min_, self.y_max_) if self.bounded else values
 
-    def _loss_kind(self) -> str:
+    def _loss_kind(self) -> Loss:
         return "real"
-
-    def _meaning(self) -> str:
-        return "one output per target"
-
-    def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        return float(r2_score(y, self._values(outputs), sample_weight=weight))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,10 +1,8 @@
 """Train many perceptrons of one shape at once, each with its own rows, seed, method and settings.
 
 A step of a small network spends most of its time outside the arithmetic. Here, one product serves a block of
-networks, points are drawn for several steps at once (`stacked_points`), and gradients are written out by
-hand. That is possible because every method is a mixture of two rows, noise, and a weight per row. The result
-of a network does not depend on the others of the stack: to the bit if hidden layers fill whole vectors (of 16
-units) and all tables have as many columns, else up to rounding.
+networks, points are drawn for several steps at once (`points`), and gradients are written out by hand. That
+is possible because every method is a mixture of two rows, noise, and a weight per row.
 """
 
 from __future__ import annotations
@@ -12,398 +10,346 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elliptica._utils import checks
-from elliptica._utils.perceptron import mlp
 from elliptica._utils.random import stream
-from elliptica.estimators.stacked_points import (
-    GROUP_METHODS,
-    METHODS,
-    ROWS_AT_ONCE,
-    SHARED,
-    Network,
-    StackedJob,
-    StackedLoss,
-    StackedSchedule,
-    Table,
-    check_job,
-    draw_points,
-    join_tables,
-    places_of,
-)
+from elliptica.estimators.points import ROWS_AT_ONCE, Drawer, Job, RowStream, Table, draw_points, places_of
 
-__all__ = ["GROUP_METHODS", "METHODS", "SHARED", "Stacked", "StackedJob", "predict_stacked", "train_stacked"]
+Loss = Literal["classes", "labels", "real"]
 
 _BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # usual values of Adam
 _SLOPE = 0.1  # of the leaky ReLU of `mlp`
-_VECTOR = 16  # numbers that torch's kernels process together, at most
 _EVALUATED = 1024  # rows that are validated at once
-_PREDICTED = 2**22  # numbers of a layer that are predicted at once
+#: Up to this many multiply-adds per training step, one torch thread is faster than several.
+SMALL_STEP = 2**25
 
 
-@dataclass(frozen=True)
-class Stacked:
-    """Trained networks, in the order of the jobs.
+@dataclass(eq=False)
+class Progress:
+    """The training of one network, so far.
 
     Attributes:
-        weights: Weights ``(network, inputs, outputs)`` of each layer; inputs beyond a network's own are zero.
-        biases: Biases ``(network, 1, outputs)`` of each layer.
-        n_features: Number of inputs of each network.
-        best_epoch: Epoch whose weights were kept, from 1: that of the least validation loss, or the last.
-        epochs: Number of epochs that were run.
-        ended: Why each network stopped: ``"length"``, ``"patience"``, ``"deadline"``, or ``"failed"`` if its
-            loss was not finite. The best weights before that are kept, or the initial ones.
-        loss_curves: Mean loss of each epoch, at the drawn points and without row weights.
-        validation_curves: Validation loss after each epoch, and at a deadline; empty without validation rows.
+        epochs: Number of epochs.
+        best_epoch: Epoch whose weights are kept, from 1: that of the least validation loss, or the last.
+        losses: Mean loss of each epoch, at the drawn points and without row weights.
+        validation_losses: Validation loss after each epoch; empty without validation rows.
+        ended: Why training stopped: ``"length"``, ``"patience"``, or ``"failed"`` if the loss was not finite.
+            The best weights before that are kept, or the initial ones.
+        steps: Number of steps of the optimiser.
+        moments: Its state, for resuming.
     """
 
-    weights: list[Tensor]
-    biases: list[Tensor]
-    n_features: list[int]
-    best_epoch: list[int]
-    epochs: list[int]
-    ended: list[str]
-    loss_curves: list[list[float]]
-    validation_curves: list[list[float]]
+    epochs: int = 0
+    best_epoch: int = 0
+    losses: list[float] = field(default_factory=list)
+    validation_losses: list[float] = field(default_factory=list)
+    ended: str = ""
+    steps: int = 0
+    moments: list[Tensor] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.n_features)
+    def end_epoch(self, loss: float, validation: float | None) -> bool:
+        """Record an epoch; return whether its weights are the best so far."""
+        self.epochs += 1
+        self.losses.append(loss)
+        least = min(self.validation_losses, default=math.inf)
+        if validation is not None:
+            self.validation_losses.append(validation)
+        if not math.isfinite(loss) or not math.isfinite(validation or 0.0):
+            self.ended = "failed"
+        elif validation is None or validation < least:
+            self.best_epoch = self.epochs
+            return True
+        return False
 
-    @property
-    def failed(self) -> list[bool]:
-        """Whether the loss of each network became infinite or NaN."""
-        return [reason == "failed" for reason in self.ended]
-
-    def state_dict(self, number: int) -> dict[str, Tensor]:
-        """Return the weights of one network, for a perceptron of `elliptica._utils.perceptron.mlp`."""
-        state: dict[str, Tensor] = {}
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            own = weight[number, : self.n_features[number]] if layer == 0 else weight[number]
-            state[f"{2 * layer}.weight"] = own.T.contiguous()
-            state[f"{2 * layer}.bias"] = bias[number, 0].clone()
-        return state
-
-    def network(self, number: int) -> nn.Sequential:
-        """Return one network as a module."""
-        hidden = [weight.shape[2] for weight in self.weights[:-1]]
-        with torch.device("meta"):  # initial weights are not needed
-            made = mlp(self.n_features[number], self.weights[-1].shape[2], hidden=hidden)
-        made.load_state_dict(self.state_dict(number), assign=True)
-        return made
+    def check_end(self, last_epoch: int, patience: int | None) -> None:
+        """Decide whether training ends after an epoch; without validation rows only its length counts."""
+        if self.ended:
+            return
+        if self.epochs >= last_epoch:
+            self.ended = "length"
+        elif patience is not None and self.validation_losses:
+            self.ended = "patience" if self.epochs - self.best_epoch >= patience else ""
 
 
-def train_stacked(
-    x: Sequence[np.ndarray | Tensor],
-    y: Sequence[np.ndarray | Tensor],
-    jobs: Sequence[StackedJob],
+@dataclass(eq=False)
+class Trained:
+    """A trained perceptron: weights ``(inputs, outputs)`` of each layer, then biases, and its progress."""
+
+    parameters: list[Tensor]
+    progress: Progress
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the weights, for a perceptron of `elliptica._utils.perceptron.mlp`."""
+        n = len(self.parameters) // 2
+        state = {f"{2 * i}.weight": weight.T.contiguous() for i, weight in enumerate(self.parameters[:n])}
+        return state | {f"{2 * i}.bias": bias for i, bias in enumerate(self.parameters[n:])}
+
+    @staticmethod
+    def parameters_of(module: nn.Module) -> list[Tensor]:
+        """Invert `state_dict` for a perceptron."""
+        linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+        return [layer.weight.detach().T for layer in linear] + [layer.bias.detach() for layer in linear]
+
+
+def train_stack(
+    jobs: Sequence[Job],
     *,
-    loss: StackedLoss,
-    n_outputs: int,
+    loss: Loss,
     hidden: Sequence[int] = (128, 128),
     batch_size: int = 32,
-    groups: Sequence[np.ndarray | Tensor] | None = None,
     patience: int | None = 10,
-    schedule: StackedSchedule = "constant",
+    starts: Sequence[Trained] | None = None,
     callback: Callable[[float], None] | None = None,
-    deadline: float | None = None,
-) -> Stacked:
+) -> list[Trained]:
     """Train one perceptron for each job, all of them side by side.
 
-    A network passes through its rows in one random order after another. Every step takes the next
-    ``batch_size`` rows, so a batch may hold the end of one order and the start of the next. An epoch has as
-    many steps as batches are needed for the rows. The optimiser is AdamW.
-
-    Differences from the objectives of `elliptica.baselines`: the partner of mixup and of elliptic training is
-    the next row of the batch; C-Mixup and LISA choose among `CANDIDATES` rows of it. ``"groupdro"`` and
+    Every step takes the next ``batch_size`` rows of a network's order. An epoch has as many steps as batches
+    are needed for its rows. The optimiser is AdamW. Differences from the objectives of
+    `elliptica.baselines`: the partner of mixup and of elliptic training is the next row of the batch; C-Mixup
+    and LISA choose among `elliptica.estimators.points.CANDIDATES` rows of it. ``"groupdro"`` and
     ``"balanced"`` draw every group equally often, ``"lisa"`` every combination of class and group.
 
-    torch uses one thread during the call; the number of threads is restored afterwards. Two Python threads
-    can train two stacks at once.
-
     Args:
-        x: Tables of scaled inputs, ``(rows, features)``; narrower ones are padded with zero columns.
-        y: Their class numbers, or scaled real targets ``(rows,)`` or ``(rows, n_outputs)``.
-        jobs: Networks to train.
-        loss: ``"classes"`` (cross-entropy) or ``"real"`` (squared error).
-        n_outputs: Number of classes, or of real targets.
+        jobs: Networks to train; their tables have the same numbers of features and outputs.
+        loss: Cross-entropy for ``"classes"``, binary for ``"labels"``, squared error for ``"real"``.
         hidden: Units of the hidden layers.
         batch_size: Rows per step, for all networks. A network with fewer rows sees some of them twice.
-        groups: Group of each row, from 0, for group methods.
         patience: Epochs without a better validation loss after which a network stops; None means no limit.
-        schedule: ``"cosine"`` warms the learning rate up, then lowers it to zero at ``max_iter`` epochs.
+        starts: Earlier results to resume from, one for each job.
         callback: Called from time to time with the finished share of the work.
-        deadline: Value of ``time.monotonic()`` at which all networks stop.
 
     Returns:
         The networks, aligned with ``jobs``.
 
     Example:
-        >>> x, y = torch.randn(60, 3), torch.randint(2, (60,))
-        >>> rows = np.arange(60)
-        >>> jobs = [StackedJob(rows, 0, seed, "elliptic", {"max_iter": 2}) for seed in range(4)]
-        >>> stacked = train_stacked([x], [y], jobs, loss="classes", n_outputs=2, hidden=(8,))
-        >>> predict_stacked(stacked, x[:5]).shape
-        torch.Size([4, 5, 2])
+        >>> table = Table(torch.randn(60, 3), torch.randn(60, 1), *torch.zeros(2, 60, dtype=torch.long))
+        >>> jobs = [Job(table, torch.arange(60).numpy(), seed, 2, "elliptic") for seed in range(4)]
+        >>> [network.progress.epochs for network in train_stack(jobs, loss="real", hidden=(8,))]
+        [2, 2, 2, 2]
     """
-    checks.choice("loss", loss, ("classes", "real"))
-    checks.choice("schedule", schedule, ("constant", "cosine"))
-    table = join_tables(x, y, groups, loss, n_outputs)
-    for job in jobs:
-        check_job(job, table)
-    with _one_thread(), torch.no_grad():
-        networks = [Network(number, job, table, batch_size) for number, job in enumerate(jobs)]
-        stack = _Stack(networks, table, (table.x.shape[1], *hidden, n_outputs), batch_size, loss, schedule)
-        return stack.train(patience, callback, math.inf if deadline is None else deadline)
+    first = jobs[0].table
+    sizes = [first.x.shape[1], *hidden, first.y.shape[1]]
+    is_small = batch_size * sum(a * b for a, b in pairwise(sizes)) <= SMALL_STEP
+    with one_thread() if is_small else contextlib.nullcontext(), torch.no_grad():
+        tables = list({id(job.table): job.table for job in jobs}.values())
+        table = first if len(tables) == 1 else Table(*map(torch.cat, zip(*tables, strict=True)))
+        ends = torch.tensor([0, *(len(part.x) for part in tables)]).cumsum(0).tolist()
+        offsets = {id(part): end for part, end in zip(tables, ends, strict=False)}
+        networks = [
+            _Network(job, offsets[id(job.table)], sizes, batch_size, None if starts is None else starts[i])
+            for i, job in enumerate(jobs)
+        ]
+        stack = _Stack(networks, table, sizes, batch_size, loss, patience)
+        stack.train(callback)
+    return [Trained(network.best, network.progress) for network in networks]
 
 
-@torch.no_grad()
-def predict_stacked(stacked: Stacked, x: np.ndarray | Tensor, numbers: Sequence[int] | None = None) -> Tensor:
-    """Compute outputs (logits, or scaled targets) of some of the networks for the same rows.
-
-    Args:
-        stacked: Result of `train_stacked`.
-        x: Scaled inputs ``(rows, features)``; float64 inputs are computed in float64.
-        numbers: Numbers of the networks; None means all. They must have as many inputs as ``x``.
-
-    Returns:
-        Outputs ``(network, row, output)``.
-    """
-    chosen = list(range(len(stacked)) if numbers is None else numbers)
-    rows = torch.as_tensor(x)
-    widths = sorted({stacked.n_features[number] for number in chosen})
-    if widths and (rows.ndim != 2 or widths != [rows.shape[1]]):
-        raise ValueError(
-            f"x must have shape (rows, {widths[0]}) for these networks, but has {tuple(rows.shape)}. The "
-            f"networks have {', '.join(map(str, widths))} inputs; select those of one table at a time."
-        )
-    layers = [
-        (weight[chosen, : rows.shape[1] if layer == 0 else None].to(rows.dtype), bias[chosen].to(rows.dtype))
-        for layer, (weight, bias) in enumerate(zip(stacked.weights, stacked.biases, strict=True))
-    ]
-    widest = max(weight.shape[2] for weight in stacked.weights)
-    at_once = max(1, _PREDICTED // (max(1, len(chosen)) * widest))
-    parts = [_forward(layers, part.expand(len(chosen), -1, -1), _multiply) for part in rows.split(at_once)]
-    return torch.cat(parts, 1)
+def init_parameters(sizes: Sequence[int], seed: int) -> list[Tensor]:
+    """Draw weights, then biases, as `torch.nn.Linear` does."""
+    generator, shapes = stream(seed, "init"), list(pairwise(sizes))
+    weights = [torch.rand(a, b, generator=generator).mul_(2).sub_(1) / math.sqrt(a) for a, b in shapes]
+    return weights + [torch.rand(b, generator=generator).mul_(2).sub_(1) / math.sqrt(a) for a, b in shapes]
 
 
-class _Memory(NamedTuple):
-    """Buffers of a block; reusing memory is faster than allocating it."""
+class _Network:
+    """Draws, tensors and progress of one network in training."""
 
-    outputs: list[Tensor]  # outputs of each layer, after its activation
-    slopes: list[Tensor]  # derivatives of the loss by the inputs of each activation
-    gradients: list[Tensor]  # gradients of weights, then of biases
-    noise: Tensor
+    def __init__(
+        self, job: Job, offset: int, sizes: Sequence[int], batch_size: int, start: Trained | None
+    ) -> None:
+        self.job, self.progress = job, Progress() if start is None else start.progress
+        self.progress.ended = ""
+        rows = RowStream(job, self.progress.epochs, offset)
+        self.drawer = Drawer(job, rows, stream(job.seed, "noise", self.progress.epochs))
+        self.epoch_steps = math.ceil(rows.length / batch_size)
+        self.first_step, self.last_epoch = self.progress.steps, self.progress.epochs + job.epochs
+        self.parameters = init_parameters(sizes, job.seed) if start is None else start.parameters
+        self.best = [part.clone() for part in self.parameters]
+        zeros = [torch.zeros_like(part) for part in (*self.parameters, *self.parameters)]
+        self.moments = self.progress.moments or zeros
+        groups = torch.bincount(job.table.group[job.rows])
+        self.log_q = (groups > 0).float().log()  # weights of Group DRO: equal for groups with rows
+        self.totals = torch.zeros(batch_size)  # losses since the last epoch, by place in the batch
+        self.validation: Tensor | None = None
+        if job.validation is not None:
+            self.validation = torch.as_tensor(job.validation, dtype=torch.long) + offset
+        self.rate_key = (job.learning_rate, job.weight_decay, self.first_step)
+
+    def keep(self) -> None:
+        """Copy the present weights to the result."""
+        self.best = [part.clone() for part in self.parameters]
 
 
 class _Block:
-    """Neighbouring networks that are trained together for a few steps, as views of the stack."""
+    """Networks that are trained together for a few steps; theirs are views of its tensors."""
 
-    def __init__(self, stack: _Stack, low: int, high: int) -> None:
-        self.networks = stack.networks[low:high]
-        self.weights = [weight[low:high] for weight in stack.weights]
-        self.biases = [bias[low:high] for bias in stack.biases]
-        self.totals = stack.totals[low:high]
-        count, memory = high - low, stack.memory
-        self.outputs = [part[:count] for part in memory.outputs]
-        self.slopes = [part[:count] for part in memory.slopes]
-        self.gradients = [part[:count] for part in memory.gradients]
-        self.noise = memory.noise
-        self.weighted = places_of(self.networks, "elliptic-weighted")
-        self.xi = torch.tensor([self.networks[i].job.setting("xi") for i in self.weighted]).view(-1, 1)
-        self.worst = places_of(self.networks, "groupdro")
-        self.eta = torch.tensor([self.networks[i].job.setting("eta") for i in self.worst]).view(-1, 1)
-        self.log_q = stack.log_q[low:high]
-        parts = list(zip((*stack.weights, *stack.biases), stack.means, stack.squares, strict=True))
-        # the fused kernel rounds numbers that do not fill a vector differently, whichever networks have them
-        is_odd = [part[0][0].numel() % _VECTOR > 0 for part in parts]
-        self.odd = [
-            (own[low:high], gradient, mean[low:high], square[low:high])
-            for (own, mean, square), gradient, odd in zip(parts, self.gradients, is_odd, strict=True)
-            if odd
+    def __init__(self, networks: list[_Network], n_groups: int) -> None:
+        self.networks = sorted(networks, key=lambda network: network.rate_key)
+        self.jobs = [network.job for network in self.networks]
+        self.parameters = [
+            torch.stack(part) for part in zip(*(n.parameters for n in self.networks), strict=True)
         ]
-        self.runs = []
+        self.moments = [torch.stack(part) for part in zip(*(n.moments for n in self.networks), strict=True)]
+        self.gradients = [torch.empty_like(part) for part in self.parameters]
+        self.log_q = torch.full((len(networks), n_groups), -math.inf)
+        for i, network in enumerate(self.networks):
+            network.parameters = [part[i] for part in self.parameters]
+            network.moments = [part[i] for part in self.moments]
+            self.log_q[i, : len(network.log_q)] = network.log_q
+            network.log_q = self.log_q[i]
+        self.totals = torch.stack([network.totals for network in self.networks])
+        for network, totals in zip(self.networks, self.totals, strict=True):
+            network.totals = totals
+        self.weighted = places_of(self.jobs, "elliptic-weighted")
+        self.xi = torch.tensor([self.jobs[i].setting("xi") for i in self.weighted]).view(-1, 1)
+        self.worst = places_of(self.jobs, "groupdro")
+        self.eta = torch.tensor([self.jobs[i].setting("eta") for i in self.worst]).view(-1, 1)
+        #: Neighbours with the same learning rate and decay, for one call of AdamW.
+        self.runs: list[tuple[_Network, list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
         begin = 0
-        for _, same in groupby(self.networks, key=lambda network: stack.rate_key(network)):
+        for _, same in groupby(self.networks, key=lambda network: network.rate_key):
             end = begin + len(list(same))
-            even = [number for number, odd in enumerate(is_odd) if not odd]
-            own, means, squares = (
-                [parts[number][which][low + begin : low + end] for number in even] for which in range(3)
-            )
-            gradients = [self.gradients[number][begin:end] for number in even]
-            self.runs.append((self.networks[begin], end - begin, own, gradients, means, squares))
+            n, views = len(self.parameters), [part[begin:end] for part in self.moments]
+            weights, slopes = ([p[begin:end] for p in part] for part in (self.parameters, self.gradients))
+            self.runs.append((self.networks[begin], weights, slopes, views[:n], views[n:]))
             begin = end
 
-    def next_end(self, step: int) -> int:
-        """Return the next step after which an epoch of one of the networks ends."""
-        return min((step // n.epoch_steps + 1) * n.epoch_steps for n in self.networks)
+    def layers(self, places: Sequence[int] | slice = slice(None)) -> list[tuple[Tensor, Tensor]]:
+        """Return weights ``(network, inputs, outputs)`` and biases ``(network, 1, outputs)``."""
+        n = len(self.parameters) // 2
+        return [(self.parameters[i][places], self.parameters[n + i][places].unsqueeze(1)) for i in range(n)]
 
 
 class _Stack:
-    """Weights and moments of all networks that are still in training, and their steps."""
+    """All networks of one call, in blocks that fit into a cache."""
 
     def __init__(
         self,
-        networks: list[Network],
+        networks: list[_Network],
         table: Table,
         sizes: Sequence[int],
         batch_size: int,
-        loss: StackedLoss,
-        schedule: StackedSchedule,
+        loss: Loss,
+        patience: int | None,
     ) -> None:
-        self.table, self.sizes, self.batch_size = table, sizes, batch_size
-        self.loss, self.schedule = loss, schedule
+        self.table, self.batch_size, self.loss, self.patience = table, batch_size, loss, patience
+        self.networks, self.n_groups = networks, int(table.group.max()) + 1
         self.steps_at_once = max(1, ROWS_AT_ONCE // batch_size)
-        self.jobs = networks
-        self.networks = sorted(networks, key=lambda n: (self.rate_key(n), n.job.data, n.epoch_steps))
-        pairs = list(pairwise(sizes))
-        self.weights = [torch.zeros(len(networks), a, b) for a, b in pairs]
-        self.biases = [torch.zeros(len(networks), 1, b) for _, b in pairs]
-        for i, network in enumerate(self.networks):
-            self._initialise(i, network)
-        places = np.argsort([network.number for network in self.networks])
-        self.kept = [part[places] for part in (*self.weights, *self.biases)]  # in the order of the jobs
-        self.means = [torch.zeros_like(part) for part in self.kept]
-        self.squares = [torch.zeros_like(part) for part in self.kept]
-        self.totals = torch.zeros(len(networks), batch_size)  # losses since the last epoch, by place
-        self.log_q = torch.stack([self._first_q(network) for network in self.networks])
-        self.count = torch.zeros(())
-        self.step = 0
-        numbers = 4 * sum(a * b + b for a, b in pairs)
+        numbers = 4 * sum(a * b + b for a, b in pairwise(sizes))
         numbers += batch_size * (2 * sum(sizes) + 2 * self.steps_at_once * sizes[0])
         self.block_size = max(1, _BLOCK_BYTES // (4 * numbers))
-        self._make_blocks()
+        self.step, most = 0, min(self.block_size, len(networks))
+        # memory that blocks share: reusing it is faster than allocating it
+        self.outputs, self.slopes = ([torch.empty(most, batch_size, b) for b in sizes[1:]] for _ in range(2))
+        self.noise = torch.empty(most, self.steps_at_once, batch_size, sizes[0])
 
-    def rate_key(self, network: Network) -> tuple[float, ...]:
-        """Return a key; networks with equal keys have equal learning rates in every step."""
-        planned = 0 if self.schedule == "constant" else network.planned
-        return network.rate, network.decay, planned
-
-    def _initialise(self, i: int, network: Network) -> None:
-        """Draw weights as `torch.nn.Linear` does; inputs that a network lacks stay zero."""
-        generator = stream(network.job.seed, "init")
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            own = weight[i, : network.width] if layer == 0 else weight[i]
-            bound = 1 / math.sqrt(len(own))
-            own.uniform_(-bound, bound, generator=generator)
-            bias[i].uniform_(-bound, bound, generator=generator)
-
-    def _first_q(self, network: Network) -> Tensor:
-        """Return the logarithms of Group DRO's weights, equal for all groups with rows of the network."""
-        if network.method != "groupdro":
-            return torch.zeros(self.table.n_groups)
-        sizes = torch.bincount(self.table.group[network.rows], minlength=self.table.n_groups)
-        return (sizes > 0).float().log()
-
-    def _make_blocks(self) -> None:
-        """Divide the stack into blocks of about equal size, with memory for the largest."""
-        count = math.ceil(len(self.networks) / self.block_size)
-        bounds = [len(self.networks) * number // count for number in range(count + 1)]
-        most = max(b - a for a, b in pairwise(bounds))
-        rows, pairs = self.batch_size, list(pairwise(self.sizes))
-        self.memory = _Memory(
-            [torch.empty(most, rows, b) for b in self.sizes[1:]],
-            [torch.empty(most, rows, b) for b in self.sizes[1:]],
-            [torch.empty(most, a, b) for a, b in pairs] + [torch.empty(most, 1, b) for _, b in pairs],
-            torch.zeros(most, self.steps_at_once, rows, self.sizes[0]),
-        )
-        self.blocks = [_Block(self, a, b) for a, b in pairwise(bounds)]
-
-    def train(
-        self, patience: int | None, callback: Callable[[float], None] | None, deadline: float
-    ) -> Stacked:
+    def train(self, callback: Callable[[float], None] | None) -> None:
         """Train until all networks have stopped."""
-        work = sum(network.length for network in self.jobs)
-        while self.networks:
-            if time.monotonic() > deadline:
-                self._stop()
-                break
-            for block in self.blocks:
-                self._train_block(block, patience)
+        work = sum(network.job.epochs * network.epoch_steps for network in self.networks)
+        blocks = self._blocks(self.networks)
+        while blocks:
+            for block in blocks:
+                self._train_block(block)
             self.step += self.steps_at_once
-            if any(network.ended for network in self.networks):
-                self._leave([i for i, network in enumerate(self.networks) if not network.ended])
+            blocks = self._without_ended(blocks)
             if callback is not None:
-                left = sum(network.length - self.step for network in self.networks)
-                callback(1 - left / work)
-        return self._result()
+                networks = (network for block in blocks for network in block.networks)
+                callback(1 - sum(n.job.epochs * n.epoch_steps - self.step for n in networks) / work)
 
-    def _train_block(self, block: _Block, patience: int | None) -> None:
+    def _blocks(self, networks: list[_Network]) -> list[_Block]:
+        """Divide networks into blocks of about equal size."""
+        count = math.ceil(len(networks) / self.block_size)
+        networks = sorted(networks, key=lambda network: network.rate_key)
+        bounds = [len(networks) * number // max(1, count) for number in range(count + 1)]
+        return [_Block(networks[a:b], self.n_groups) for a, b in pairwise(bounds)]
+
+    def _without_ended(self, blocks: list[_Block]) -> list[_Block]:
+        """Remove the networks that have stopped; merge blocks when half of their places are empty."""
+        alive = [[n for n in block.networks if not n.progress.ended] for block in blocks]
+        total = sum(map(len, alive))
+        if total < sum(len(block.networks) for block in blocks) and len(blocks) * self.block_size > 2 * total:
+            return self._blocks([network for part in alive for network in part])
+        return [
+            block if len(part) == len(block.networks) else self._blocks(part)[0]
+            for block, part in zip(blocks, alive, strict=True)
+            if part
+        ]
+
+    def _train_block(self, block: _Block) -> None:
         """Train one block for a few steps."""
-        points = draw_points(block.networks, self.table, self.batch_size, self.steps_at_once, block.noise)
+        drawers = [network.drawer for network in block.networks]
+        points = draw_points(drawers, self.table, self.batch_size, self.steps_at_once, self.noise)
         groups = self.table.group[points.rows[block.worst]]
-        end = block.next_end(self.step)
         for k in range(self.steps_at_once):
             self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], self.step + k)
-            if self.step + k + 1 == end:
-                self._end_epochs(block, end, patience)
-                end = block.next_end(end)
+            done = self.step + k + 1
+            if any(done % network.epoch_steps == 0 for network in block.networks):
+                self._end_epochs(block, done)
 
     def _train_step(self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, step: int) -> None:
         """Take one AdamW step on the mean loss of a batch for each network; the method weights rows."""
-        weights, outputs, slopes = block.weights, block.outputs, block.slopes
-        inputs = x
-        for weight, bias, output in zip(weights, block.biases, outputs, strict=True):
-            self._multiply(inputs, weight, bias, out=output)
-            inputs = output if output is outputs[-1] else nn.functional.leaky_relu_(output, _SLOPE)
-        losses = self._losses(outputs[-1], y, slopes[-1])
+        layers, count = block.layers(), len(block.networks)
+        outputs = _forward(layers, x, [part[:count] for part in self.outputs])
+        slopes = [part[:count] for part in self.slopes]
+        losses, slopes[-1] = self._losses(outputs[-1], y)
         block.totals += losses
         slopes[-1] /= self.batch_size  # the gradient of the mean over the batch
         if block.worst:
             slopes[-1][block.worst] *= self._worst_groups(block, losses[block.worst], groups).unsqueeze(2)
-        for layer in range(len(weights) - 1, 0, -1):
+        for layer in range(len(layers) - 1, 0, -1):
             slope, output = slopes[layer - 1], outputs[layer - 1]
-            self._multiply(slopes[layer], weights[layer].transpose(1, 2), out=slope)
+            torch.bmm(slopes[layer], layers[layer][0].transpose(1, 2), out=slope)
             # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
         if block.weighted:  # importance weights depend on the input gradient, so they come last
-            gradient = self._multiply(slopes[0][block.weighted], weights[0][block.weighted].transpose(1, 2))
+            gradient = torch.bmm(slopes[0][block.weighted], layers[0][0][block.weighted].transpose(1, 2))
             factor = _by_gradient(gradient, block.xi)
             for slope in slopes:
                 slope[block.weighted] *= factor.unsqueeze(2)
         for layer, slope in enumerate(slopes):
             inputs = x if layer == 0 else outputs[layer - 1]
-            self._multiply(inputs.transpose(1, 2), slope, out=block.gradients[layer])
-            torch.sum(slope, 1, keepdim=True, out=block.gradients[len(slopes) + layer])
-        self._update(block, step)
+            torch.bmm(inputs.transpose(1, 2), slope, out=block.gradients[layer])
+            torch.sum(slope, 1, out=block.gradients[len(slopes) + layer])
+        for network, parameters, gradients, means, squares in block.runs:
+            torch._fused_adamw_(
+                parameters,
+                gradients,
+                means,
+                squares,
+                [],
+                [torch.tensor(network.first_step + step + 1.0)] * len(parameters),
+                lr=network.job.learning_rate,
+                beta1=_BETA1,
+                beta2=_BETA2,
+                weight_decay=network.job.weight_decay,
+                eps=_EPS,
+                amsgrad=False,
+                maximize=False,
+            )
 
-    def _multiply(
-        self, a: Tensor, b: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
-    ) -> Tensor:
-        """Multiply matrices of some networks, and add a bias.
-
-        A product alone takes another kernel than several, which rounds differently; so it is computed twice,
-        and a network does not depend on its neighbours. Large networks never have any.
-        """
-        if len(a) > 1 or self.block_size == 1:
-            return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias, a, b, out=out)
-        twice = [a.expand(2, -1, -1), b.expand(2, -1, -1)]
-        found = torch.bmm(*twice) if bias is None else torch.baddbmm(bias.expand(2, -1, -1), *twice)
-        return found[:1] if out is None else out.copy_(found[:1])
-
-    def _losses(self, outputs: Tensor, y: Tensor, slope: Tensor | None = None) -> Tensor:
-        """Compute the loss of each row, and write its derivative by the outputs to ``slope``."""
+    def _losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of each row, and its derivative by the outputs."""
         if self.loss == "classes":
             # a softmax by hand, shifted against overflow, is three times as fast as torch's for a few classes
             shifted = outputs - outputs.amax(-1, keepdim=True)
             powers = shifted.exp()
             total = powers.sum(-1, keepdim=True)
-            if slope is not None:
-                torch.div(powers, total, out=slope).sub_(y)
-            return total.log_().squeeze(-1) - shifted.mul_(y).sum(-1)
+            slope = torch.div(powers, total).sub_(y)
+            return total.log_().squeeze(-1) - shifted.mul_(y).sum(-1), slope
+        if self.loss == "labels":
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                outputs, y.expand_as(outputs), reduction="none"
+            )
+            return losses.mean(-1), outputs.sigmoid().sub_(y).div_(y.shape[-1])
         difference = outputs - y
-        if slope is not None:
-            torch.mul(difference, 2 / y.shape[-1], out=slope)
-        return difference.square_().mean(-1)
+        return difference.square().mean(-1), difference.mul_(2 / y.shape[-1])
 
     def _worst_groups(self, block: _Block, losses: Tensor, groups: Tensor) -> Tensor:
         """Update Group DRO's group weights, and return the factor of each row."""
@@ -415,118 +361,52 @@ class _Stack:
         block.log_q[block.worst] = log_q
         return (log_q.exp() / counts).gather(1, groups) * self.batch_size
 
-    def _update(self, block: _Block, step: int) -> None:
-        """Apply AdamW, with one call for all neighbours with the same learning rate and decay."""
-        self.count.fill_(step + 1)
-        rates: list[float] = []
-        decays: list[float] = []
-        for network, count, parameters, gradients, means, squares in block.runs:
-            rate = network.rate * network.factor(step, self.schedule)
-            rates += [rate] * count
-            decays += [rate * network.decay] * count
-            if not parameters:
-                continue
-            torch._fused_adamw_(
-                parameters,
-                gradients,
-                means,
-                squares,
-                [],
-                [self.count] * len(parameters),
-                lr=rate,
-                beta1=_BETA1,
-                beta2=_BETA2,
-                weight_decay=network.decay,
-                eps=_EPS,
-                amsgrad=False,
-                maximize=False,
-            )
-        if block.odd:
-            self._update_odd(block, step, torch.tensor(rates), torch.tensor(decays))
-
-    def _update_odd(self, block: _Block, step: int, rates: Tensor, decays: Tensor) -> None:
-        """Apply AdamW to parts that do not fill whole vectors, with one rounding per operation."""
-        first, second = 1 - _BETA1 ** (step + 1), math.sqrt(1 - _BETA2 ** (step + 1))
-        rates, kept = (rates / first).view(-1, 1, 1), (1 - decays).view(-1, 1, 1)
-        for part, gradient, mean, square in block.odd:
-            mean.mul_(_BETA1).add_(gradient * (1 - _BETA1))
-            square.mul_(_BETA2).add_(gradient.square() * (1 - _BETA2))
-            part.mul_(kept).sub_(mean.div(square.sqrt().div_(second).add_(_EPS)).mul_(rates))
-
-    def _end_epochs(self, block: _Block, step: int, patience: int | None) -> None:
+    def _end_epochs(self, block: _Block, step: int) -> None:
         """Record losses of networks whose epoch ends here, keep the best weights, and check for the end."""
-        places = [i for i, n in enumerate(block.networks) if step % n.epoch_steps == 0 and not n.ended]
-        for i in places:
-            network = block.networks[i]
-            network.epochs += 1
-            network.losses.append(float(block.totals[i].mean()) / network.epoch_steps)
-            block.totals[i] = 0.0
+        networks = block.networks
+        places = [i for i, n in enumerate(networks) if step % n.epoch_steps == 0 and not n.progress.ended]
         for i, validation in zip(places, self._validate(block, places), strict=True):
-            network = block.networks[i]
-            if network.is_better(validation):
-                self._keep(block, i, network.epochs)
-            network.judge(step, patience)
-            if network.ended == "length" and network.validation is None:
-                self._keep(block, i, network.epochs)
+            network = networks[i]
+            loss = float(block.totals[i].mean()) / network.epoch_steps
+            block.totals[i] = 0.0
+            is_best = network.progress.end_epoch(loss, validation)
+            network.progress.check_end(network.last_epoch, self.patience)
+            if is_best and (validation is not None or network.progress.ended):
+                network.keep()
+            if network.progress.ended:
+                network.progress.steps = network.first_step + step
+                network.progress.moments = [part.clone() for part in network.moments]
 
-    def _validate(self, block: _Block, places: Sequence[int]) -> list[float]:
-        """Compute validation losses of some networks, all with the same rows at once; else NaN."""
-        losses = dict.fromkeys(places, math.nan)
-        alike: dict[object, list[int]] = {}
+    def _validate(self, block: _Block, places: Sequence[int]) -> list[float | None]:
+        """Compute validation losses of some networks, those with the same rows at once."""
+        losses: dict[int, float | None] = dict.fromkeys(places, None)
+        alike: dict[tuple[int, int], list[int]] = {}
         for i in places:
-            alike.setdefault(block.networks[i].validation_key, []).append(i)
-        for own in alike.values():
-            rows = block.networks[own[0]].validation
-            if rows is None:
-                continue
-            layers = [
-                (weight[own], bias[own]) for weight, bias in zip(block.weights, block.biases, strict=True)
-            ]
-            total = torch.zeros(len(own))
+            if block.networks[i].validation is not None:
+                key = id(block.jobs[i].validation), id(block.jobs[i].table)
+                alike.setdefault(key, []).append(i)
+        for same in alike.values():
+            rows = block.networks[same[0]].validation
+            assert rows is not None
+            layers, total = block.layers(same), torch.zeros(len(same))
             for part in rows.split(_EVALUATED):
-                outputs = _forward(layers, self.table.x[part].expand(len(own), -1, -1), self._multiply)
-                total += self._losses(outputs, self.table.y[part]).sum(1)
-            losses.update(zip(own, (total / len(rows)).tolist(), strict=True))
+                outputs = _forward(layers, self.table.x[part].expand(len(same), -1, -1))[-1]
+                total += self._losses(outputs, self.table.y[part])[0].sum(1)
+            losses.update(zip(same, (total / len(rows)).tolist(), strict=True))
         return [losses[i] for i in places]
 
-    def _keep(self, block: _Block, i: int, epoch: int) -> None:
-        """Copy the weights of a network to the result."""
-        network = block.networks[i]
-        network.best_epoch = epoch
-        for kept, part in zip(self.kept, (*block.weights, *block.biases), strict=True):
-            kept[network.number] = part[i]
 
-    def _stop(self) -> None:
-        """Stop all networks now; weights between two epochs may be the best ones."""
-        for block in self.blocks:
-            places = range(len(block.networks))
-            for i, validation in zip(places, self._validate(block, places), strict=True):
-                network = block.networks[i]
-                if network.validation is None or network.is_better(validation):
-                    self._keep(block, i, math.ceil(self.step / network.epoch_steps))
-                network.ended = "deadline"
-
-    def _leave(self, keep: list[int]) -> None:
-        """Remove the networks that have stopped from the stack."""
-        self.networks = [self.networks[i] for i in keep]
-        for parts in (self.weights, self.biases, self.means, self.squares):
-            parts[:] = [part[keep] for part in parts]
-        self.totals, self.log_q = self.totals[keep], self.log_q[keep]
-        if keep:
-            self._make_blocks()
-
-    def _result(self) -> Stacked:
-        layers = len(self.weights)
-        return Stacked(
-            self.kept[:layers],
-            self.kept[layers:],
-            [network.width for network in self.jobs],
-            [network.best_epoch for network in self.jobs],
-            [network.epochs for network in self.jobs],
-            [network.ended for network in self.jobs],
-            [network.losses for network in self.jobs],
-            [network.validation_losses for network in self.jobs],
-        )
+def _forward(
+    layers: Sequence[tuple[Tensor, Tensor]], x: Tensor, memory: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Compute the outputs ``(network, row, unit)`` of each layer, after its activation."""
+    outputs = []
+    for number, (weight, bias) in enumerate(layers):
+        x = torch.baddbmm(bias, x, weight, out=None if memory is None else memory[number])
+        if number < len(layers) - 1:
+            nn.functional.leaky_relu_(x, _SLOPE)
+        outputs.append(x)
+    return outputs
 
 
 def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
@@ -542,27 +422,13 @@ def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
     return score.softmax(1) * norm.shape[1]
 
 
-def _multiply(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    """Multiply matrices of some networks, and add a bias."""
-    return torch.baddbmm(bias, a, b)
-
-
-def _forward(
-    layers: Sequence[tuple[Tensor, Tensor]], x: Tensor, multiply: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Compute outputs of networks ``(network, row, output)``."""
-    for weight, bias in layers[:-1]:
-        x = nn.functional.leaky_relu_(multiply(x, weight, bias), _SLOPE)
-    return multiply(x, layers[-1][0], layers[-1][1])
-
-
 _threads = threading.Lock()
-_before: list[int] = []  # torch's number of threads before, once for each stack in training
+_before: list[int] = []  # torch's number of threads before, once for each block of `one_thread`
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one torch thread, and restore the number afterwards, also with several stacks in training."""
+def one_thread() -> Iterator[None]:
+    """Use one torch thread temporarily: sharing small products among threads costs more than it saves."""
     with _threads:
         _before.append(_before[0] if _before else torch.get_num_threads())
         torch.set_num_threads(1)

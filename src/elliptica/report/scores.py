@@ -50,23 +50,6 @@ def calibration_error(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"])
     return float((sure - hits).abs().sum()) / len(confidence)
 
 
-def brier_score(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> float:
-    """Mean squared distance of the probabilities from the true class, between 0 and 2."""
-    chosen = p.gather(1, y[:, None])[:, 0]
-    return float((p.square().sum(1) - 2 * chosen + 1).mean())
-
-
-def risk_coverage_area(confidence: Float[Tensor, " rows"], wrong: Tensor) -> float:
-    """Area under the risk-coverage curve: the error among the ``k`` surest rows, averaged over all ``k``.
-
-    Rows of equal confidence are taken in a random order, and the area is its expectation.
-    """
-    _, place, sizes = (-confidence).unique(return_inverse=True, return_counts=True)
-    errors = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, place, wrong.double())
-    risks = (errors / sizes).repeat_interleave(sizes)  # of each row in turn, in expectation
-    return float((risks.cumsum(0) / torch.arange(1, len(risks) + 1)).mean())
-
-
 def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum rows, confidence and right answers in each of 15 bins of equal width."""
     bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1

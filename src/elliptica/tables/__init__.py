@@ -1,22 +1,36 @@
 """Compare training methods on your own table under the shift that you expect, and keep the best model.
 
 ``elliptica.tables`` is a package; import the function from it: ``from elliptica.tables import compare``.
+Names are imported when first used, so that ``elliptica predict`` need not wait for all of them.
 """
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from elliptica._utils.extras import missing_package
 
-try:
-    import polars as _polars  # noqa: F401
-    import sklearn as _sklearn  # noqa: F401
-    import skrub as _skrub  # noqa: F401
-except ModuleNotFoundError as error:
-    raise missing_package("elliptica.tables", "tables", error.name) from error
+for _package in ("polars", "sklearn", "skrub"):
+    if importlib.util.find_spec(_package) is None:
+        raise missing_package("elliptica.tables", "tables", _package)
 
-from elliptica.report.judge import Verdict
-from elliptica.tables.comparison import Comparison, Options, compare
-from elliptica.tables.model import describe_target_rows, fit_model
-from elliptica.tables.predict import predict_file
-from elliptica.tables.table import TableError
+if TYPE_CHECKING:
+    from elliptica.report.judge import Verdict
+    from elliptica.tables.comparison import Comparison, Options, compare
+    from elliptica.tables.model import describe_target_rows, fit_model
+    from elliptica.tables.predict import predict_file
+    from elliptica.tables.table import TableError
+
+_HOME = {
+    "Comparison": "tables.comparison",
+    "Options": "tables.comparison",
+    "TableError": "tables.table",
+    "Verdict": "report.judge",
+    "compare": "tables.comparison",
+    "describe_target_rows": "tables.model",
+    "fit_model": "tables.model",
+    "predict_file": "tables.predict",
+}
 
 __all__ = [
     "Comparison",
@@ -28,3 +42,9 @@ __all__ = [
     "fit_model",
     "predict_file",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"elliptica.{_HOME[name]}"), name)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time as clock
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,28 +14,34 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from threadpoolctl import threadpool_limits
 
 from elliptica.report.judge import Verdict
-from elliptica.tables.cost import estimate, fit_budget, measure_speed
-from elliptica.tables.metrics import Metric, Predictions, metrics_of, score
-from elliptica.tables.plan import (
+from elliptica.tables.methods import (
     CONSTANT,
+    JTT,
+    METHODS,
     NAMES,
     REFERENCE,
     Plan,
     Select,
-    check_methods,
     choose_methods,
-    parse_duration,
     sizes,
 )
+from elliptica.tables.metrics import Metric, Predictions, fifths, metrics_of, score
 from elliptica.tables.problem import TableProblem, Task, make_problem
-from elliptica.tables.protocol import Record, prepare
-from elliptica.tables.runner import Listener, Workers, count_workers, run_tasks
+from elliptica.tables.protocol import Record, Report, prepare
 from elliptica.tables.shift import Fold, ShiftPlan, make_shift
 from elliptica.tables.store import Store, describe, file_head
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
+from elliptica.tables.training import run_methods
 from elliptica.tables.verdict import PLACES, judge
+
+#: Called with the finished share of the whole and a message.
+Listener = Callable[[float, str], None]
+#: Folds of small tables are trained together, up to this many rows: faster, but an interruption loses more.
+_STACK_ROWS = 4_000
+_MOST_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Comparison:
     plan: Plan  # methods and sizes
     records: tuple[Record, ...] = field(repr=False)  # one per finished fold and method
     name: str = "frame"  # name of the table
+    minutes: float | None = None  # time limit
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -51,14 +61,19 @@ class Comparison:
         return metrics_of(self.problem.task, self.problem.groups is not None)
 
     @property
-    def n_pieces(self) -> int:
-        """Number of methods times number of folds."""
-        return len(self.plan.methods) * len(self.shift.folds)
-
-    @property
     def complete(self) -> bool:
         """Whether all folds are finished."""
-        return len(self.records) == self.n_pieces
+        return len(self.records) == len(self.plan.methods) * len(self.shift.folds)
+
+    @property
+    def stopped(self) -> str:
+        """Say what the time limit cut; empty if nothing."""
+        if self.complete or self.minutes is None:
+            return ""
+        return (
+            f"The limit of {self.minutes:g} minutes ended the comparison: {len(self.finished)} of "
+            f"{len(self.shift.folds)} folds are finished. Rerun the same command to resume."
+        )
 
     @cached_property
     def failed(self) -> dict[str, str]:
@@ -127,6 +142,8 @@ class Comparison:
         """The answer of the comparison, see `judge`."""
         if not self.finished:
             text = "No verdict: no fold is finished yet. Rerun the same command to resume."
+            if self.stopped:
+                text = f"No verdict. {self.stopped}"
             if REFERENCE in self.failed:
                 text = f"No verdict: ordinary training failed. {self.failed[REFERENCE]}"
             return Verdict(text, best=None)
@@ -142,13 +159,15 @@ class Comparison:
 
     def table(self) -> pl.DataFrame:
         """Return the scores as a frame: one row per method, the constant prediction last."""
-        rows: list[dict[str, Any]] = []
-        for method in self.methods if self.scores else ():
-            seconds = sum(record.seconds for record in self.of(method))
-            rows.append({"method": method, "name": NAMES[method], **self.scores[method], "seconds": seconds})
-        if rows:
-            constant = {"method": CONSTANT, "name": NAMES[CONSTANT], **self.scores[CONSTANT], "seconds": 0.0}
-            rows.append(constant)
+        rows = [
+            {
+                "method": method,
+                "name": NAMES[method],
+                **self.scores[method],
+                "seconds": sum((r.seconds for r in self.of(method)), 0.0) if method != CONSTANT else 0.0,
+            }
+            for method in ((*self.methods, CONSTANT) if self.scores else ())
+        ]
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def _predictions(self, values: Mapping[str, Sequence[np.ndarray]]) -> Predictions:
@@ -157,31 +176,28 @@ class Comparison:
         Repeats without a finished fold are skipped.
         """
         problem, n = self.problem, len(self.problem.target)
-        folds = {(each.repeat, each.number): each for each in self.shift.folds}
+        folds = {(fold.repeat, fold.number): fold for fold in self.shift.folds}
         values = {**values, CONSTANT: [_constant(problem, folds[key]) for key in self.finished]}
         repeats = sorted({repeat for repeat, _ in self.finished})
-        fold = np.full((len(repeats), n), -1)
-        classes = [len(problem.classes)] if problem.task == "classification" else []
-        merged = {method: np.full((len(repeats), n, *classes), np.nan) for method in values}
-        for place, key in enumerate(self.finished):
-            repeat, rows = repeats.index(key[0]), folds[key].test
-            fold[repeat, rows] = key[1]
+        fold_of = np.full((len(repeats), n), -1)
+        n_classes = [len(problem.classes)] if problem.classes else []
+        merged = {method: np.full((len(repeats), n, *n_classes), np.nan) for method in values}
+        for place, (repeat, number) in enumerate(self.finished):
+            where = repeats.index(repeat), folds[repeat, number].test
+            fold_of[where] = number
             for method, parts in values.items():
-                merged[method][repeat, rows] = parts[place]
-        tested = (fold >= 0).any(0)
-        bounds = np.empty(0)
-        if problem.task == "regression":
-            bounds = np.unique(np.quantile(problem.target[tested], (0.2, 0.4, 0.6, 0.8)))
+                merged[method][where] = parts[place]
+        tested = problem.target[(fold_of >= 0).any(0)]
         return Predictions(
             problem.task,
             problem.classes,
             problem.target,
             problem.groups,
             self.shift.clusters,
-            fold,
-            bounds,
+            fold_of,
+            fifths(tested) if problem.task == "regression" else np.empty(0),
             merged,
-            ordered=self.shift.shift == "time",
+            ordered=self.shift.ordered,
         )
 
 
@@ -190,8 +206,7 @@ def _constant(problem: TableProblem, fold: Fold) -> np.ndarray:
     known = problem.target[fold.train]
     if problem.task == "regression":
         return np.full(len(fold.test), known.mean())
-    shares = [np.mean(known == label) for label in problem.classes]
-    return np.tile(shares, (len(fold.test), 1))
+    return np.tile([np.mean(known == label) for label in problem.classes], (len(fold.test), 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,51 +232,24 @@ class Options:
     select: Select = "average"
     bounded: bool = True
     quick: bool = False
-    budget: str | float | None = None
+    minutes: float | None = None
     hidden: tuple[int, ...] | None = None
     seed: int = 0
     max_rows: int = MAX_ROWS
-    sample: bool = False
     jobs: int | None = None
-    workers: Workers = "threads"
-
-    def __post_init__(self) -> None:
-        check_methods(self.methods)
-        for name in ("folds", "repeats"):
-            value, least = getattr(self, name), 2 if name == "folds" else 1
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise TableError(f"{name} must be an integer of at least {least}, but got {value!r}.")
-        if self.budget is not None:
-            parse_duration(self.budget)
-        count_workers(self.jobs, self.workers)
-        self._sized(Plan((REFERENCE,)))
-
-    @property
-    def seconds(self) -> float | None:
-        """Budget in seconds; None means no limit."""
-        return None if self.budget is None else parse_duration(self.budget)
 
     def plan(self, problem: TableProblem, shift: ShiftPlan) -> Plan:
         """Make the plan; sizes that are not given follow from the table."""
         methods = choose_methods(problem.task, self.methods, problem.groups is not None)
-        largest = max(len(fold.train) for fold in shift.folds)
-        plan = replace(
-            Plan(methods),
-            **sizes(largest, quick=self.quick),
-            log_target=problem.log_target_candidate
-            and bool((problem.target > 0).all()),  # the rows of a test file included
-        )
-        return self._sized(plan)
-
-    def _sized(self, plan: Plan) -> Plan:
-        """Apply the sizes that the user gave to a plan."""
+        usual = sizes(max(len(fold.train) for fold in shift.folds), quick=self.quick)
         given = {name: getattr(self, name) for name in ("trials", "epochs", "networks", "hidden")}
-        given = {name: value for name, value in given.items() if value is not None}
-        plan = replace(
-            plan,
-            **given,
+        plan = Plan(
+            methods,
+            **usual | {name: value for name, value in given.items() if value is not None},
             select=self.select,
             bounded=self.bounded,
+            # the rows of a test file included
+            log_target=problem.log_target_candidate and bool((problem.target > 0).all()),
             seed=self.seed,
         )
         if plan.trials < 3 or plan.epochs <= 2 * plan.first_epochs:  # dropping trials early saves nothing
@@ -271,7 +259,7 @@ class Options:
     def identity(self, shift: ShiftPlan) -> dict[str, Any]:
         """Return what must match for stored folds to be reused; methods and repeats may be added."""
         names = ("folds", "trials", "epochs", "networks", "select", "bounded", "quick", "hidden", "seed")
-        return {"shift": shift.shift, **{name: getattr(self, name) for name in names}, "budget": self.seconds}
+        return {"shift": shift.shift, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass
@@ -284,9 +272,6 @@ class Session:
     store: Store
     name: str  # name of the table
     options: Options
-    #: Estimated duration in seconds, measured on this machine.
-    estimate: float
-    began: float = field(default_factory=clock.monotonic)
 
     @classmethod
     def open(
@@ -303,102 +288,128 @@ class Session:
         Raises:
             TableError: If the table or the options cannot be used. Raised before any training.
         """
-        began = clock.monotonic()
         options = options or Options()
-        limits: dict[str, Any] = {
-            "max_rows": options.max_rows,
-            "sample": options.sample,
-            "seed": options.seed,
-        }
+        limits: dict[str, Any] = {"max_rows": options.max_rows, "sample": True, "seed": options.seed}
         table = read_table(source, **limits)
+        target = target or BUILT_IN.get(table.name)
         if target is None:
-            target = BUILT_IN.get(table.name)
-            if target is None:
-                raise TableError(
-                    "No target column was given. Name the column to predict with --target (target=)."
-                )
-        limits["decimal_comma"] = table.decimal_comma
-        problem = make_problem(
-            table,
-            target,
-            task=options.task,
-            group=options.group,
-            split_by=options.split_by,
-            time=options.time,
-            group_as_input=options.group_as_input,
-            ids=options.ids,
-            as_=options.as_,
-            test=None if options.test is None else read_table(options.test, **limits),
-            target_rows=None if options.target_rows is None else read_table(options.target_rows, **limits),
-        )
-        shift = make_shift(
-            problem,
-            folds=options.folds,
-            repeats=options.repeats,
-            extrapolate=options.extrapolate,
-            seed=options.seed,
-        )
+            columns = ", ".join(table.frame.columns[:20])
+            raise TableError(f"No target was given. Name the column to predict: {columns}.")
+        others: dict[str, Any] = {
+            name: None if (given := getattr(options, name)) is None else read_table(given, **limits)
+            for name in ("test", "target_rows")
+        }
+        roles = ("task", "group", "split_by", "time", "group_as_input", "ids", "as_")
+        given_roles: dict[str, Any] = {name: getattr(options, name) for name in roles}
+        problem = make_problem(table, target, **given_roles, **others)
+        divide = ("folds", "repeats", "extrapolate", "seed")
+        shift = make_shift(problem, **{name: getattr(options, name) for name in divide})
         plan = options.plan(problem, shift)
         about = describe(problem, table.name, options.identity(shift))
         folder = None if out is None else Path(out)
         store = Store(folder, about, plan, file_head(problem, shift.words, command))
-        try:
-            return cls._planned(problem, shift, store, table.name, options, began)
-        except BaseException:
-            store.close()
-            raise
-
-    @classmethod
-    def _planned(
-        cls,
-        problem: TableProblem,
-        shift: ShiftPlan,
-        store: Store,
-        name: str,
-        options: Options,
-        began: float,
-    ) -> Session:
-        """Fit the plan to the budget and estimate the remaining time."""
-        plan, workers = store.plan, count_workers(options.jobs)
-        first = shift.folds[0]
-        n_inputs = prepare(problem, first, replace(plan, train_rows=1000)).x.shape[1]
-        speed = measure_speed(problem, plan, n_inputs)
-        if options.seconds is not None and not store.resumed:
-            plan = fit_budget(problem, shift.folds, plan, speed, workers, options.seconds)
-            store.plan = plan
-        open_folds = [
-            fold
-            for fold in shift.folds
-            if not all(store.has(fold.repeat, fold.number, method) for method in plan.methods)
-        ]
-        seconds = estimate(problem, open_folds, plan, speed, workers)
-        return cls(problem, shift, plan, store, name, options, seconds, began)
+        return cls(problem, shift, plan, store, table.name, options)
 
     def close(self) -> None:
         """Release the folder to other processes."""
         self.store.close()
 
     def run(self, listen: Listener | None = None) -> None:
-        """Run the folds that are not finished; call ``listen`` with the finished share and a message."""
-        budget, deadline = self.options.seconds, None
-        if budget is not None:  # training gets at least half of it, however long reading took
-            deadline = max(self.began + 0.85 * budget, clock.monotonic() + 0.5 * budget)
-        run_tasks(
-            self.problem,
-            self.shift,
-            self.plan,
-            self.store,
-            listen=listen or (lambda share, words: None),
-            workers=count_workers(self.options.jobs),
-            kind=self.options.workers,
-            deadline=deadline,
-        )
+        """Run the folds that are not finished, until the time limit; report progress to ``listen``."""
+        minutes = self.options.minutes
+        progress = _Progress(listen, None if minutes is None else clock.monotonic() + 60 * minutes)
+        tasks = self._tasks()
+        progress.total = max(1, sum(len(task.folds) * len(task.methods) for task in tasks))
+        with threadpool_limits(1), ThreadPoolExecutor(self.workers) as pool:
+            waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
+            try:
+                for future in as_completed(tuple(waiting)):
+                    waiting.remove(future)
+                    self.store.add(future.result())
+            except _Stopped:  # finished folds are the answer
+                pass
+            finally:  # no thread may outlive the program: it could be inside torch
+                progress.stop.set()
+                pool.shutdown(cancel_futures=True)
+            done = [f for f in waiting if not f.cancelled() and f.exception() is None]
+            self.store.add(record for future in done for record in future.result())
+
+    @property
+    def workers(self) -> int:
+        """Number of tasks that run at the same time."""
+        return self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+    def _tasks(self) -> list[_Task]:
+        """List the work that is left, fold by fold, so that an interruption leaves whole folds."""
+        tasks, networks = [], []
+        for fold in self.shift.folds:
+            missing = [m for m in self.plan.methods if not self.store.has(fold.repeat, fold.number, m)]
+            trained = [m for m in missing if METHODS[m].make is None]
+            if trained:
+                networks.append((fold, trained))
+            tasks += [_Task((fold,), (m,)) for m in missing if m not in trained]
+        size = max(1, _STACK_ROWS // max(len(fold.train) for fold in self.shift.folds))
+        size = min(size, -(-len(networks) // self.workers)) or 1
+        for begin in range(0, len(networks), size):
+            part = networks[begin : begin + size]
+            methods = {method for _, trained in part for method in trained}
+            if JTT in methods:
+                methods.add(REFERENCE)  # JTT learns from its errors
+            named = tuple(method for method in self.plan.methods if method in methods)
+            tasks.append(_Task(tuple(fold for fold, _ in part), named))
+        return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0]))
+
+    def _run_task(self, task: _Task, progress: _Progress) -> list[Record]:
+        """Run a task in a thread."""
+        report = progress.of(len(task.folds) * len(task.methods))
+        report(0.0, "")
+        threadpool_limits(1, user_api="openmp")  # affects only this thread; the caller limits the others
+        rows = [prepare(self.problem, fold, self.plan) for fold in task.folds]
+        records = run_methods(self.problem, rows, replace(self.plan, methods=task.methods), report)
+        report(1.0, "")
+        return records
 
     def result(self) -> Comparison:
         """Return the result of the folds that are finished so far."""
         folds = {(fold.repeat, fold.number) for fold in self.shift.folds}  # a folder may hold more repeats
         records = tuple(record for record in self.store.records() if record.key[:2] in folds)
-        return Comparison(self.problem, self.shift, self.plan, records, self.name)
+        return Comparison(self.problem, self.shift, self.plan, records, self.name, self.options.minutes)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Some methods in some folds, run by one worker."""
+
+    folds: tuple[Fold, ...]
+    methods: tuple[str, ...]  # networks, or a method of another kind
+
+
+class _Stopped(Exception):
+    """Raised in workers after the time limit or an interruption."""
+
+
+class _Progress:
+    """Merge the progress of concurrent tasks, and stop them."""
+
+    def __init__(self, listen: Listener | None, deadline: float | None) -> None:
+        self.listen, self.deadline = listen or (lambda share, words: None), deadline
+        self.stop, self.total = threading.Event(), 1
+        self._done, self._lock = 0.0, threading.Lock()
+
+    def of(self, pieces: int) -> Report:
+        """Return the callback of a task of so many pieces, which raises when it has to stop."""
+        before = 0.0
+
+        def report(share: float, words: str) -> None:
+            nonlocal before
+            if self.stop.is_set() or (self.deadline is not None and clock.monotonic() > self.deadline):
+                raise _Stopped
+            with self._lock:
+                self._done += max(0.0, share - before) * pieces
+                before = max(before, share)
+                self.listen(min(1.0, self._done / self.total), words)
+
+        return report
 
 
 def compare(
@@ -427,13 +438,13 @@ def compare(
               from the rest); by default, random rows are tested;
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
               ``as_`` (kinds of columns, e.g. ``{"code": "category"}``), ``ids``, ``group_as_input``,
-              ``target_rows`` (unlabelled rows that you want to predict), ``max_rows``, ``sample``;
+              ``target_rows`` (unlabelled rows that you want to predict), ``max_rows`` (a longer table is
+              sampled);
             - the methods: ``methods`` (names; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
               targets);
-            - the effort: ``budget`` (``"2m"``), ``quick``, ``folds``, ``repeats``, ``trials``, ``epochs``,
-              ``networks``, ``hidden``, ``seed``, ``jobs``, ``workers`` (``"threads"``, ``"processes"``,
-              ``"ray"``).
+            - the effort: ``minutes`` (stop then; finished folds are compared), ``quick``, ``folds``,
+              ``repeats``, ``trials``, ``epochs``, ``networks``, ``hidden``, ``seed``, ``jobs``.
 
     Raises:
         TableError: If the table or the options cannot be used.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,39 +15,38 @@ from elliptica.core.inputs import EllipticWarning, LossFn
 from elliptica.core.targets import TargetSpace
 from elliptica.tables import data_findings as data
 from elliptica.tables import model_findings as model_of
-from elliptica.tables.evidence import Evidence
-from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding
+from elliptica.tables.evidence import COMPARABLE, NEIGHBOURS, Evidence
+from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding, skipped
 from elliptica.tables.fitted_model import FittedModel
 
-Found = Finding | tuple[Finding, ...]
+Judge = Callable[[Evidence], Finding | list[Finding]]
 
 #: Largest number of rows of each kind to judge; more are sampled by class and group.
 MAX_ROWS = 20_000
 #: With fewer rows limits are rough, because losses are far from normal.
 FEW_ROWS = 30
 
-#: The checks, the most important first among findings of the same severity.
-JUDGES: dict[str, Callable[[Evidence], Found]] = {
-    "outputs": model_of.judge_outputs,
-    "label_order": model_of.judge_label_order,
-    "leak": data.judge_leak,
-    "constant": model_of.judge_constant,
-    "labels": data.judge_labels,
-    "duplicates": data.judge_duplicates,
-    "inputs": data.judge_inputs,
-    "outliers": model_of.judge_outliers,
-    "underfit": model_of.judge_underfit,
-    "shortcut": model_of.judge_shortcut,
-    "overfitting": model_of.judge_gap,  # and "shift"
-    "range": model_of.judge_range,
-    "weak_part": model_of.judge_parts,
-    "prior": data.judge_prior,
-    "confidence": model_of.judge_confidence,
+#: The checks and what they need (see `evidence.REQUIREMENTS`), the most important first.
+JUDGES: dict[str, tuple[Judge, tuple[str, ...]]] = {
+    "outputs": (model_of.judge_outputs, ()),
+    "label_order": (data.judge_label_order, ("targets",)),
+    "leak": (data.judge_leak, ("held-out",)),
+    "constant": (model_of.judge_constant, ("targets", "varying targets")),
+    "labels": (data.judge_labels, ("targets", "neighbours", "one target", "varying targets")),
+    "duplicates": (data.judge_duplicates, ()),
+    "inputs": (data.judge_inputs, ()),
+    "outliers": (model_of.judge_outliers, ("some rows",)),
+    "underfit": (model_of.judge_underfit, ("targets", "neighbours")),
+    "shortcut": (model_of.judge_shortcut, ("targets", "held-out")),
+    "shift": (data.judge_shift, ()),
+    "overfitting": (model_of.judge_overfitting, COMPARABLE),
+    "range": (model_of.judge_range, ("values", "varying targets")),
+    "weak_part": (model_of.judge_parts, ("targets",)),
+    "prior": (data.judge_prior, ("classes", "held-out")),
+    "confidence": (model_of.judge_confidence, ("classes", "labels", "held-out")),
 }
-_ORDER = [*JUDGES]
-_ORDER.insert(_ORDER.index("overfitting"), "shift")
 
-#: Findings that a more serious one explains; they are dropped.
+#: Findings that a warning explains; they are not listed beside it.
 EXPLAINED = {
     "outputs": ("label_order", "constant", "underfit", "confidence"),
     "label_order": (
@@ -56,9 +55,11 @@ EXPLAINED = {
     ),
     "constant": ("weak_part",),
     "outliers": ("underfit",),
-    "shortcut": ("overfitting",),
+    "shortcut": ("overfitting", "labels"),  # labels only of held-out rows
     "shift": ("weak_part",),
 }
+#: Findings that wrong targets explain if they vanish without these rows and the rows beside them.
+BY_LABELS = ("constant", "underfit", "overfitting", "weak_part", "confidence")
 
 
 def diagnose(
@@ -73,7 +74,6 @@ def diagnose(
     held_out_groups: Tensor | Sequence[Hashable] | None = None,
     class_names: Sequence[Hashable] | None = None,
     feature_names: Sequence[str] = (),
-    num_classes: int | None = None,
     target_space: TargetSpace | None = None,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
@@ -97,13 +97,10 @@ def diagnose(
         held_out_groups: Group of each held-out row.
         class_names: Names of the classes, in the order of the model's outputs. None: 0, 1, ...
         feature_names: Names of the features of flat inputs. Empty: 0, 1, ...
-        num_classes: Number of classes of integer labels. None infers it from the model's output.
         target_space: Kind of targets, needed for custom losses: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Confidence level of all limits.
-        generator: Source of randomness. None means a generator with seed 0, so the result is reproducible and
-            torch's global state does not change.
-        device: Device on which to evaluate the model. None means its own. A model on another device is
-            copied.
+        generator: Source of randomness. None means a generator with seed 0.
+        device: Device on which to evaluate the model, or a copy of it. None means its own.
         batch_size: Rows per call of the model.
         max_rows: Largest number of rows of a kind; of more, a sample by class and group is judged.
 
@@ -114,8 +111,8 @@ def diagnose(
         >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([[1.0, 2.0]])
         >>> model = nn.Linear(2, 1, bias=False)
         >>> _ = nn.init.zeros_(model.weight)
-        >>> diagnose(model, nn.MSELoss(), x, x[:, :1]).headline()
-        'No better than a constant; The model has not learnt its data.'
+        >>> [finding.title for finding in diagnose(model, nn.MSELoss(), x, x[:, :1]).problems]
+        ['No better than a constant', 'The model has not learnt its data']
     """
     fitted = FittedModel(
         model,
@@ -125,11 +122,10 @@ def diagnose(
         groups=groups,
         class_names=class_names,
         feature_names=feature_names,
-        num_classes=num_classes,
         target_space=target_space,
         batch_size=batch_size,
         test=held_out,
-        test_groups=held_out_groups,  # type: ignore[arg-type]
+        test_groups=held_out_groups,
         unlabelled=unlabelled,
     )
     return diagnose_fitted(
@@ -151,87 +147,93 @@ def diagnose_fitted(
     ``first_row`` is the number of the first row, for messages.
     """
     check_level("confidence", confidence)
-    confidence = float(confidence)
-    checks.count("batch_size", fitted.batch_size)
-    fitted = replace(fitted, batch_size=int(fitted.batch_size))  # torch splits by plain integers only
     checks.count("max_rows", max_rows, 10)
     source = torch.Generator().manual_seed(0) if generator is None else generator
-    with (
-        torch.random.fork_rng(devices=_accelerators(fitted.model)),
-        torch.no_grad(),
-        warnings.catch_warnings(),
-    ):
+    places = sorted({p.device for p in fitted.model.parameters() if p.device.type == "cuda"}, key=str)
+    with torch.random.fork_rng(devices=places), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
-        judged = fitted.prepare(max_rows, confidence=confidence, generator=source, device=device)
-        evidence = Evidence(judged)
-        findings = list(_run(JUDGES, evidence))
-        findings = [_numbered(finding, fitted, judged, first_row) for finding in findings]
-        return Diagnosis(
-            _about(evidence), tuple(_ordered(findings)), len(judged.x), len(fitted.x), confidence, first_row
-        )
+        model, place = fitted.place(device)
+        rows = fitted.rows(max_rows, place, source)
+        evidence = Evidence(fitted, model, rows, float(confidence))
+        findings = [finding for name in JUDGES for finding in judge(name, evidence)]
+        findings = _explain(evidence, findings)
+        findings = [replace(f, rows=[rows[f.rows_of].numbers[i] for i in f.rows]) for f in findings]
+    if first_row:  # the numbers of a sampled table are not known
+        unknown = {"training"} if fitted.row_numbers is None else set()
+        unknown |= {"held-out"} if fitted.test_row_numbers is None else set()
+        findings = [replace(f, rows=()) if f.rows_of in unknown else f for f in findings]
+    order = [*JUDGES]
+    findings.sort(key=lambda f: (-SEVERITIES.index(f.severity), order.index(f.name)))
+    about = _about(evidence, len(fitted.x))
+    return Diagnosis(about, tuple(findings), len(evidence.train), len(fitted.x), float(confidence), first_row)
 
 
-def _numbered(finding: Finding, given: FittedModel, judged: FittedModel, first_row: int) -> Finding:
-    """Number rows as in the user's data; the numbers of a sampled table are not known."""
-    attribute = {"training": "row_numbers", "held-out": "test_row_numbers"}
-    name = attribute.get(finding.rows_of, "unlabelled_row_numbers")
-    if first_row and getattr(given, name) is None:
-        return replace(finding, rows=())
-    numbers = getattr(judged, name)
-    return replace(finding, rows=tuple(numbers[i] for i in finding.rows)) if finding.rows else finding
+def judge(name: str, e: Evidence) -> list[Finding]:
+    """Compute one finding, or say why it cannot be judged."""
+    function, needs = JUDGES[name]
+    reason = e.lacks(*needs)
+    if reason:
+        return [skipped(name, reason)]
+    result = function(e)
+    return result if isinstance(result, list) else [result]
 
 
-def _run(judges: dict[str, Callable[..., Found]], subject: object) -> Iterator[Finding]:
-    """Compute all findings; one that fails reports why and does not stop the others."""
-    for name, judge in judges.items():
-        try:
-            result = judge(subject)
-        except (ValueError, RuntimeError) as error:
-            advice = "Fix the cause in the message and run again. The other findings are valid."
-            yield Finding(name, "look", f"Not computed: {error}", advice, computed=False)
-            continue
-        yield from result if isinstance(result, tuple) else (result,)
+def _explain(e: Evidence, findings: list[Finding]) -> list[Finding]:
+    """Drop problems that a warning explains, and name them there."""
+    problems = {f.name: f for f in findings if f.is_problem}
+    causes = {
+        name: cause
+        for cause, names in EXPLAINED.items()
+        for name in names
+        if name in problems and cause in problems and problems[cause].severity == "warning"
+    }
+    labels = problems.get("labels")
+    if labels is not None and labels.rows_of == "training" and causes.get("labels") == "shortcut":
+        del causes["labels"]
+    if labels is not None and labels.severity == "warning" and "labels" not in causes:
+        rest = _without_suspects(e, labels)
+        for name in BY_LABELS:
+            if name in problems and name not in causes:
+                again = judge(name, rest)[0]
+                is_less = SEVERITIES.index(again.severity) < SEVERITIES.index(problems[name].severity)
+                if not again.is_problem or (is_less and name != "weak_part"):
+                    causes[name] = "labels"
+    kept = [f for f in findings if not (f.is_problem and f.name in causes)]
+    titles = {f.name: [problems[name].title for name in causes if causes[name] == f.name] for f in kept}
+    words = {name: f" This explains: {'; '.join(titles[name])}." for name in titles if titles[name]}
+    return [replace(f, sentence=f.sentence + words.get(f.name, ""), explains=titles[f.name]) for f in kept]
 
 
-def _ordered(found: Iterable[Finding]) -> list[Finding]:
-    """Sort by severity, then by importance; drop findings that a more serious one explains."""
-    found = list(found)
-    grave = {f.name for f in found if f.severity == "warning"}
-    explained = {name for cause in grave for name in EXPLAINED.get(cause, ())}
-    kept = [f for f in found if f.name not in explained or f.severity in ("fine", "info")]
-    return sorted(kept, key=lambda f: (-SEVERITIES.index(f.severity), _ORDER.index(f.name)))
+def _without_suspects(e: Evidence, labels: Finding) -> Evidence:
+    """Drop the rows whose targets look wrong, and held-out rows next to them."""
+    suspects = torch.tensor(labels.rows)
+    if labels.rows_of == "held-out":
+        return Evidence(e.fitted, e.model, e.rows, e.confidence, {"held-out": suspects})
+    suspects = data.suspected_rows(e, suspects)
+    beside = torch.isin(e.near_held[1][:, :NEIGHBOURS], suspects).any(1).nonzero().flatten()
+    return Evidence(e.fitted, e.model, e.rows, e.confidence, {"training": suspects, "held-out": beside})
 
 
-def _about(e: Evidence) -> tuple[str, ...]:
+def _about(e: Evidence, n_given: int) -> tuple[str, ...]:
     """Describe rows, task, errors and limits in sentences."""
-    fitted = e.fitted
-    tasks = {"classes": "", "values": "regression", "other": "judged by its loss alone"}
-    task = f"{e.n_classes} classes" if e.task == "classes" else tasks[e.task]
-    rows = f"{len(e.train)} training rows"
-    if fitted.n_given > len(e.train):
-        rows = f"{len(e.train)} of {fitted.n_given} training rows (a sample by class and group)"
-    held = "no held-out rows" if e.held is None else f"{len(e.held)} held-out rows"
-    lines = [f"{rows}, {held}; {task}."]
-    if e.task == "classes" and e.train.outputs is not None:
-        kinds = [s for s in (e.train, e.held) if s is not None]
+    tasks = {"classes": f"{e.n_classes} classes", "values": "regression", "other": "judged by its loss alone"}
+    n = len(e.train)
+    rows = f"{n} training rows"
+    if n_given > n:
+        rows = f"{n} of {n_given} training rows (a sample by class and group)"
+    text = f"{rows}, {len(e.held) or 'no'} held-out rows; {tasks[e.task]}."
+    if e.task == "classes":
+        kinds = [s for s in (e.train, e.held) if len(s)]
         right = [f"{1 - float(e.is_wrong(s).double().mean()):.1%} of {s.name} rows are right" for s in kinds]
-        lines[0] = f"{lines[0]} {', '.join(right)}."
-    if e.held is None:
-        lines.append(
-            "Without held-out rows, learning and memorising look the same. Pass some (held_out=, --test)."
-        )
+        text = f"{text} {', '.join(right)}."
+    lines = [text]
+    if not len(e.held):
+        lines.append("Without held-out rows, learning and memorising look the same (held_out=, --test).")
     if e.task != "other":
         lines.append(
             "Errors: 0 is perfect, 1 is as bad as always predicting the average. "
             f"Brackets are {e.confidence:.0%} limits."
         )
-    if len(e.train) < FEW_ROWS:
+    if n < FEW_ROWS:
         lines.append(f"There are few rows: below {FEW_ROWS} the limits are rough, and little can be shown.")
     return tuple(lines)
-
-
-def _accelerators(model: object) -> list[torch.device]:
-    """Return the devices, besides the CPU, whose random state must be restored."""
-    if not isinstance(model, nn.Module):
-        return []
-    return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -11,84 +11,95 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from elliptica._utils.statistics import student_quantile
+from elliptica._utils.random import stream
 from elliptica.core.layers import evaluation_mode
-from elliptica.tables.findings import RowsOf
-from elliptica.tables.fitted_model import FittedModel, Labelled, sample_by_part
+from elliptica.core.losses import PerSampleLoss
+from elliptica.core.targets import encode_targets
+from elliptica.tables.findings import NO_HELD_OUT, Quantity, RowsOf
+from elliptica.tables.fitted_model import FittedModel, Rows, sample_by_part
 
 #: Kind of targets: one class per row, one or several numbers, or something else that only has a loss.
 Task = Literal["classes", "values", "other"]
 #: Default number of neighbours.
 NEIGHBOURS = 10
+#: Two samples of a feature differ if their distribution functions differ by this much, significantly.
+MOVED = 0.2
+#: Rows lie elsewhere if they are farther from training rows than these are, with this probability.
+FARTHER = 0.6
+#: What it takes to compare the errors of held-out and training rows.
+COMPARABLE = ("targets", "held-out", "ten held-out", "varying targets", "fresh held-out")
+#: Largest number of features to compare, evenly chosen among more (pixels).
+_FEATURES = 512
 #: Largest number of distances to compute, times the number of features.
 _DISTANCES = 2e10
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Rows of one kind with the model's outputs and losses.
-
-    Attributes:
-        name: ``"training"`` or ``"held-out"``.
-        raw: Inputs, one flat row each, in the units of the model.
-        x: The same in units of the deviations of the training rows, without constant features.
-        y: Class of each row, or its values ``(rows, values)``; None if targets are neither.
-        outputs: Probabilities of classes, or predicted values; None if targets are neither.
-        losses: The user's loss of each row.
-        groups: Group of each row, or None.
-    """
+    """Rows of one kind with the model's outputs and losses."""
 
     name: RowsOf
-    raw: Float[Tensor, "rows features"]
-    x: Float[Tensor, "rows varying"]
-    y: Tensor | None
-    outputs: Tensor | None
-    losses: Float[Tensor, " rows"]
-    groups: Sequence[str] | None = None
+    raw: Float[Tensor, "rows features"]  # inputs, one flat row each, in the units of the model
+    x: Float[Tensor, "rows varying"]  # in units of the deviations of training, without constant features
+    y: Tensor  # class of each row, or its values (rows, values); no columns if targets are neither
+    outputs: Tensor  # probabilities of classes, or predicted values
+    losses: Float[Tensor, " rows"]  # the user's loss of each row
+    groups: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.raw)
 
-    def take(self, rows: Tensor) -> Sample:
+    def take(self, rows: Int[Tensor, " some"]) -> Sample:
         """Return some of the rows."""
-        return replace(
-            self,
-            raw=self.raw[rows],
-            x=self.x[rows],
-            y=None if self.y is None else self.y[rows],
-            outputs=None if self.outputs is None else self.outputs[rows],
-            losses=self.losses[rows],
-            groups=None
-            if self.groups is None
-            else [self.groups[i] for i in torch.arange(len(self))[rows].tolist()],
-        )
+        groups = None if self.groups is None else [self.groups[i] for i in rows.tolist()]
+        tensors = {name: getattr(self, name)[rows] for name in ("raw", "x", "y", "outputs", "losses")}
+        return replace(self, groups=groups, **tensors)
+
+    def in_group(self, name: str) -> Bool[Tensor, " rows"]:
+        """Return whether each row belongs to a group."""
+        return torch.tensor([group == name for group in self.groups or ()])
 
 
 class Evidence:
     """A model, its training rows and other rows: predictions, bounded errors and neighbours.
 
-    Errors are bounded, so that a few extreme rows do not dominate: for classes half the Brier
-    score, for values the squared error, capped at the largest one of a constant prediction. Both are in
-    units of the mean error of the best constant prediction (of the training rows): 0 is perfect, 1 is a
-    constant.
+    Errors are bounded, so that a few extreme rows do not dominate: for classes half the Brier score, for
+    values the squared error, capped at the largest one of a constant prediction. Both are in units of the
+    mean error of the best constant prediction (of the training rows): 0 is perfect, 1 is a constant.
 
     Args:
-        fitted: The model with its rows, checked.
+        fitted: The model, its loss and names.
+        model: The same model, on the device of the rows.
+        rows: Training rows, and held-out and unlabelled rows if there are any, by kind.
+        confidence: Confidence level of all limits.
+        drop: Numbers of rows to leave out, by kind.
     """
 
-    def __init__(self, fitted: FittedModel) -> None:
-        self.fitted = fitted
-        self.confidence = fitted.confidence
-        raw = fitted.x.flatten(1).cpu().double()
-        self.deviation = raw.std(0) if len(raw) > 1 else torch.zeros_like(raw[0])
-        size = raw.abs().amax(0).clamp_min(1e-300)
-        self.varies = self.deviation > 1e-9 * size
-        self.centre = raw.mean(0)
-        self.task: Task = _task(fitted)
-        self.train = self._sample("training", fitted.rows)
-        self.held = None if fitted.held_out is None else self._sample("held-out", fitted.held_out)
-        self.unlabelled = None if fitted.unlabelled is None else fitted.unlabelled.flatten(1).cpu().double()
+    def __init__(
+        self,
+        fitted: FittedModel,
+        model: nn.Module,
+        rows: Mapping[RowsOf, Rows],
+        confidence: float,
+        drop: Mapping[RowsOf, Tensor] | None = None,
+    ) -> None:
+        self.fitted, self.model, self.rows, self.confidence = fitted, model, rows, confidence
+        self.dropped: Mapping[RowsOf, Tensor] = drop or {}
+        self.task: Task = "other"
+        raw = _flat(rows["training"].x)
+        self.deviation, self.centre = raw.std(0), raw.mean(0)
+        self.varies = self.deviation > 1e-9 * raw.abs().amax(0).clamp_min(1e-300)
+        self.train = self._sample("training")
+        none = replace(self.train.take(torch.arange(0)), name="held-out")
+        self.held = self._sample("held-out") if "held-out" in rows else none
+        self.unlabelled = _flat(rows["unlabelled"].x) if "unlabelled" in rows else raw[:0]
+
+    def lacks(self, *needs: str) -> str:
+        """Return which of some `REQUIREMENTS` is missing; empty if none."""
+        missing = [REQUIREMENTS[need][1] for need in needs if not REQUIREMENTS[need][0](self)]
+        return missing[0] if missing else ""
 
     # ---- rows
 
@@ -104,119 +115,122 @@ class Evidence:
     @property
     def judged(self) -> Sample:
         """Held-out rows, or training rows if there are no others."""
-        return self.train if self.held is None else self.held
+        return self.held if len(self.held) else self.train
 
     @property
     def n_classes(self) -> int:
         """Number of classes."""
-        assert self.train.outputs is not None
         return self.train.outputs.shape[1]
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the outputs of the model as probabilities or values."""
-        return _read(self.fitted.loss_fn, self.task, self._raw_outputs(x))
+    def predict(self, raw: Float[Tensor, "rows features"]) -> Tensor:
+        """Return probabilities or values at flat rows."""
+        like = self.rows["training"].x
+        return self._read(self.call(raw.reshape(len(raw), *like.shape[1:]).to(like)))
 
-    def predict_flat(self, raw: Float[Tensor, "rows features"]) -> Tensor:
-        """Return the same for flat rows."""
-        return self.predict(raw.reshape(len(raw), *self.fitted.x.shape[1:]).to(self.fitted.x))
+    def call(self, x: Tensor) -> Tensor:
+        """Evaluate the model in batches."""
+        with evaluation_mode(self.model), torch.no_grad():
+            return torch.cat([self.model(part) for part in x.split(self.fitted.batch_size)])
 
-    def _raw_outputs(self, x: Tensor) -> Tensor:
-        model, size = self.fitted.model, self.fitted.batch_size
-        with evaluation_mode(model), torch.no_grad():
-            return torch.cat([model(part) for part in x.split(size)])
+    def _sample(self, kind: Literal["training", "held-out"]) -> Sample:
+        rows, space = self.rows[kind], self.fitted.space
+        assert rows.y is not None
+        outputs, raw = self.call(rows.x), _flat(rows.x)
+        n_classes = outputs.shape[1] if space == "simplex" else None
+        target = encode_targets(rows.y, space, num_classes=n_classes, dtype=outputs.dtype)
+        losses = PerSampleLoss(self.fitted.loss_fn)(outputs, target).detach().cpu().double()
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(f"The loss is NaN or infinite at {len(bad)} {kind} rows, e.g. {bad[:5]}.")
+        if kind == "training":
+            self.task = _task(self.fitted, target, outputs)
+            names = self.fitted.class_names
+            if self.task == "classes" and names is not None and len(names) not in (0, outputs.shape[1]):
+                raise ValueError(f"class_names has {len(names)} names for {outputs.shape[1]} classes.")
+        y = target.cpu().double()
+        if self.task == "classes":
+            y = (y.flatten() > 0.5).long() if space == "unit" else y.argmax(1)
+        else:
+            y = y.reshape(len(y), -1) if self.task == "values" else y.new_zeros(len(y), 0)
+        sample = Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, rows.groups)
+        keep = torch.ones(len(sample), dtype=torch.bool).index_fill(
+            0, self.dropped.get(kind, torch.arange(0)), False
+        )
+        return sample.take(keep.nonzero().flatten())
 
-    def _sample(self, name: RowsOf, rows: Labelled) -> Sample:
-        raw = rows.x.flatten(1).cpu().double()
-        y, outputs = None, None
-        if self.task != "other":
-            outputs = self.predict(rows.x)
-            y = (
-                _targets(self.fitted, rows.y)
-                if self.task == "classes"
-                else rows.y.cpu().double().flatten(1)
-                if rows.y.ndim > 1
-                else rows.y.cpu().double()[:, None]
-            )
-            if self.task == "values" and outputs.shape != y.shape:
-                outputs, y, self.task = None, None, "other"
-        groups = None if rows.groups is None else [str(group) for group in rows.groups]
-        losses = self.fitted.losses_of(rows).cpu().double()
-        return Sample(name, raw, self.scaled(raw), y, outputs, losses, groups)
+    def _read(self, outputs: Tensor) -> Tensor:
+        """Convert outputs to probabilities of classes, or rows of values."""
+        outputs = outputs.cpu().double().reshape(len(outputs), -1)
+        if self.task != "classes":
+            return outputs
+        if outputs.shape[1] == 1:  # one logit (or probability) of the second class
+            p = outputs if isinstance(self.fitted.loss_fn, nn.BCELoss) else outputs.sigmoid()
+            return torch.cat([1 - p, p], 1)
+        return outputs.softmax(1)
 
     # ---- errors
 
     @cached_property
-    def _usual(self) -> tuple[Tensor, Tensor]:
-        """Limits of the target values, four deviations (by the median) around their median.
+    def _scale(self) -> tuple[Tensor, Tensor, float]:
+        """The best constant value, the variance of each target value, and the largest usual error.
 
-        A single extreme target must not define what a large error is.
+        A single extreme target must not define what a large error is: usual values lie within four deviations
+        (by the median) of their median. The variance makes outputs in different units count alike.
         """
-        assert self.train.y is not None
-        y = self.train.y
-        middle = y.median(0).values
-        spread = 1.4826 * (y - middle).abs().median(0).values
+        middle = self.train.y.median(0).values
+        spread = 1.4826 * (self.train.y - middle).abs().median(0).values
         width = torch.where(spread > 0, 4 * spread, math.inf)
-        return middle - width, middle + width
+        usual = self.train.y.clamp(middle - width, middle + width)
+        variance = usual.var(0, correction=0)
+        variance = torch.where(variance > 0, variance, 1.0)
+        cap = float(((usual - usual.mean(0)).square() / variance).mean(1).max())
+        return usual.mean(0), variance, cap or 1.0
 
     @cached_property
     def constant(self) -> Float[Tensor, " outputs"]:
         """The best constant prediction: shares of classes, or the mean of the usual values, in training."""
-        assert self.train.y is not None
-        if self.task == "classes":
-            return torch.bincount(self.train.y, minlength=self.n_classes).double() / len(self.train)
-        return self.train.y.clamp(*self._usual).mean(0)
+        return self.shares(self.train) if self.task == "classes" else self._scale[0]
 
-    @cached_property
-    def _variance(self) -> Float[Tensor, " outputs"]:
-        """Variance of each target value, so that outputs in different units count alike."""
-        assert self.train.y is not None
-        variance = (self.train.y.clamp(*self._usual) - self.constant).square().mean(0)
-        return torch.where(variance > 0, variance, 1.0)
-
-    @cached_property
-    def _cap(self) -> float:
-        """Largest error of the constant prediction at a usual value."""
-        assert self.train.y is not None
-        usual = self.train.y.clamp(*self._usual)
-        return float(((usual - self.constant).square() / self._variance).mean(1).max()) or 1.0
+    def shares(self, sample: Sample) -> Float[Tensor, " classes"]:
+        """Return the shares of the classes."""
+        return torch.bincount(sample.y, minlength=self.n_classes).double() / len(sample)
 
     @property
     def is_constant(self) -> bool:
         """Whether all training targets are equal."""
-        assert self.train.y is not None
         return bool((self.train.y == self.train.y[:1]).all())
 
     @cached_property
-    def unit(self) -> float:
+    def _unit(self) -> float:
         """Mean bounded error of the constant prediction at the training rows."""
-        assert self.train.y is not None
-        mean = float(self._bounded(self.constant.expand(len(self.train), -1), self.train.y).mean())
-        return mean or 1.0
+        return float(self._bounded(self.constant.expand(len(self.train), -1), self.train.y).mean()) or 1.0
 
     def _bounded(self, outputs: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
         if self.task == "classes":
-            hit = nn.functional.one_hot(y, outputs.shape[1])
-            return (outputs - hit).square().sum(1) / 2
-        return ((outputs - y).square() / self._variance).mean(1).clamp_max(self._cap)
+            return (outputs - F.one_hot(y, outputs.shape[1])).square().sum(1) / 2
+        _, variance, cap = self._scale
+        return ((outputs - y).square() / variance).mean(1).clamp_max(cap)
 
     def errors(self, sample: Sample, outputs: Tensor | None = None) -> Float[Tensor, " rows"]:
         """Return the bounded error of each row; a constant prediction has a mean of 1."""
-        outputs = sample.outputs if outputs is None else outputs
-        assert outputs is not None
-        assert sample.y is not None
-        return self._bounded(outputs, sample.y) / self.unit
+        return self._bounded(sample.outputs if outputs is None else outputs, sample.y) / self._unit
 
-    def constant_errors(self, sample: Sample) -> Float[Tensor, " rows"]:
-        """Return the bounded error of the constant prediction at each row."""
-        return self.errors(sample, self.constant.expand(len(sample), -1))
+    def error(self, sample: Sample) -> float:
+        """Return the mean bounded error."""
+        return float(self.errors(sample).mean())
 
     def is_wrong(self, sample: Sample) -> Bool[Tensor, " rows"]:
         """Return whether the likeliest class differs from the label."""
-        assert sample.outputs is not None
-        assert sample.y is not None
         return sample.outputs.argmax(1) != sample.y
 
     # ---- neighbours
+
+    @cached_property
+    def copies(self) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " distinct"], Int[Tensor, " rows"]]:
+        """Kinds of equal training rows: the first row of each, in order; sizes; the kind of each row."""
+        _, kind, sizes = (self.train.raw + 0.0).unique(dim=0, return_inverse=True, return_counts=True)
+        first = torch.full_like(sizes, len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
+        return first.sort().values, sizes, kind
 
     @cached_property
     def base(self) -> Int[Tensor, " base"]:
@@ -224,169 +238,166 @@ class Evidence:
 
         A copy of a row says nothing about the row's label, so copies do not count.
         """
-        number, counts = number_rows(self.train.raw)
-        first = torch.full((len(counts),), len(number)).scatter_reduce(
-            0, number, torch.arange(len(number)), "amin"
-        )
-        rows = first.sort().values
+        rows = self.copies[0]
         most = int(math.sqrt(_DISTANCES / max(self.train.x.shape[1], 1)))
         if len(rows) <= most:
             return rows
-        strata = self._strata(self.train)
-        some = sample_by_part([strata[i] for i in rows.tolist()], most, self.fitted.stream("neighbours"))
-        return rows[some]
-
-    def _strata(self, sample: Sample) -> list[str]:
-        labels = [""] * len(sample) if self.task != "classes" or sample.y is None else sample.y.tolist()
-        groups = sample.groups or [""] * len(sample)
-        return [f"{label}/{group}" for label, group in zip(labels, groups, strict=True)]
+        labels = self.train.y.tolist() if self.task == "classes" else [""] * len(self.train)
+        strata = list(zip(labels, self.train.groups or labels, strict=True))
+        generator = stream("diagnose", 0, "neighbours")
+        return rows[sample_by_part([strata[i] for i in rows.tolist()], most, generator)]
 
     @cached_property
     def near(self) -> tuple[Float[Tensor, "base k"], Int[Tensor, "base k"]]:
         """Distances and numbers of the nearest other rows of `base`, for each row of it."""
-        return self.nearest(self.train.x[self.base], len_k(len(self.base) - 1), own=True)
+        n = len(self.base) - 1
+        k = max(1, min(n, max(NEIGHBOURS, min(30, n // 10))))
+        return self.nearest(self.train.x[self.base], k, skip_itself=True)
+
+    @cached_property
+    def near_held(self) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+        """The nearest training rows of each held-out row, as many as in `near`."""
+        return self.nearest(self.held.x, self.near[1].shape[1])
+
+    @property
+    def held_distance(self) -> Float[Tensor, " rows"]:
+        """Distance of each held-out row to the nearest row of `base`."""
+        return self.near_held[0][:, 0]
 
     def nearest(
-        self, x: Float[Tensor, "rows varying"], k: int, *, own: bool = False
+        self, x: Float[Tensor, "rows varying"], k: int, *, skip_itself: bool = False
     ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
         """Return distances to the nearest rows of `base`, and their numbers among the training rows.
 
         Args:
             x: Scaled inputs.
             k: How many.
-            own: Whether ``x`` are the rows of `base` themselves, which must not be their own neighbours.
+            skip_itself: Whether ``x`` are the rows of `base`, which must not be their own neighbours.
         """
         base = self.train.x[self.base]
-        size = max(1, int(4e6 / len(base)))
-        distances, numbers = [], []
+        k, size = min(k, len(base)), max(1, int(4e6 / len(base)))
+        distances, numbers = [x.new_zeros(0, k)], [self.base.new_zeros(0, k)]
         for begin in range(0, len(x), size):
             part = torch.cdist(x[begin : begin + size], base)
-            if own:
+            if skip_itself:
                 rows = torch.arange(len(part))
                 part[rows, rows + begin] = math.inf
-            nearest = part.topk(min(k, len(base)), largest=False)
+            nearest = part.topk(k, largest=False)
             distances.append(nearest.values)
             numbers.append(self.base[nearest.indices])
         return torch.cat(distances), torch.cat(numbers)
 
     def average(self, numbers: Int[Tensor, "rows k"]) -> Tensor:
         """Return class shares or mean values among training rows: the prediction of nearest neighbours."""
-        assert self.train.y is not None
         if self.task == "classes":
-            return nn.functional.one_hot(self.train.y[numbers], self.n_classes).double().mean(1)
+            return F.one_hot(self.train.y[numbers], self.n_classes).double().mean(1)
         return self.train.y[numbers].mean(1)
 
-    def gain_of_neighbours(self, sample: Sample, numbers: Tensor) -> Difference:
+    def gain_of_neighbours(self, sample: Sample, numbers: Tensor) -> Quantity:
         """Return how much smaller the error of nearest neighbours is than the model's.
 
-        For classes wrong rows are counted, so that confidence does not matter; in units of a
-        constant prediction.
+        For classes wrong rows are counted, so that confidence does not matter; in units of a constant
+        prediction.
         """
         theirs = self.average(numbers[:, :NEIGHBOURS])
         if self.task == "values":
-            return Difference.paired(self.errors(sample) - self.errors(sample, theirs), self.confidence)
-        assert sample.y is not None
+            return Quantity.mean(self.errors(sample) - self.errors(sample, theirs), self.confidence)
         wrong = self.is_wrong(sample).double() - (theirs.argmax(1) != sample.y).double()
-        return Difference.paired(wrong / max(1e-12, 1 - float(self.constant.max())), self.confidence)
+        return Quantity.mean(wrong / max(1e-12, 1 - float(self.constant.max())), self.confidence)
 
-    def neighbours_gain(self) -> Difference:
-        """Return how much smaller the error of nearest neighbours is than the model's, at training rows.
+    @cached_property
+    def neighbours_gain(self) -> Quantity:
+        """How much smaller the error of nearest neighbours is than the model's, at training rows.
 
-        Neighbours are other rows, so they do not know the target of the row itself. If held-out rows
-        are given, the smaller gain counts, because rows of one patient or day are close for other reasons.
+        Neighbours are other rows, so they do not know the target of the row itself. If held-out rows are
+        given, the smaller gain counts, because rows of one patient or day are close for other reasons.
         """
         if self.task == "other" or len(self.base) < 40 or self.is_constant:
-            return Difference(math.nan, -math.inf, math.inf)
+            return Quantity(0.0, -math.inf, math.inf, 0, "mean")
         gain = self.gain_of_neighbours(self.train.take(self.base), self.near[1])
-        if self.held is None or len(self.held) < 10:
+        if len(self.held) < 10:
             return gain
-        return min(gain, self.gain_of_neighbours(self.held, self.near_held[1]), key=lambda each: each.lower)
+        return min(gain, self.gain_of_neighbours(self.held, self.near_held[1]), key=lambda q: q.lower)
+
+    # ---- what moved
+
+    def moved_features(self, other: Float[Tensor, "rows features"]) -> dict[str, Quantity]:
+        """Return the features whose distribution differs significantly from training; the largest first.
+
+        The number is the distance of the two distribution functions (Kolmogorov-Smirnov), between 0 and 1.
+        """
+        train = self.train.raw
+        n, m, d = len(train), len(other), train.shape[1]
+        if min(n, m) < 10:
+            return {}
+        level = (1 - self.confidence) / 100 / d
+        limit = max(MOVED, math.sqrt(-math.log(level / 2) / 2 * (n + m) / (n * m)))
+        distances = {j: ks_distance(train[:, j], other[:, j]) for j in range(0, d, max(1, d // _FEATURES))}
+        moved = {self.feature(j): Quantity.number(v, n + m) for j, v in distances.items() if v > limit}
+        return dict(sorted(moved.items(), key=lambda item: -item[1].value))
 
     @cached_property
-    def near_held(self) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-        """The nearest training rows of each held-out row, as many as in `near`."""
-        assert self.held is not None
-        return self.nearest(self.held.x, self.near[1].shape[1])
+    def moved(self) -> dict[str, Quantity]:
+        """Features that moved in the held-out rows."""
+        return self.moved_features(self.held.raw)
 
-    @cached_property
-    def held_distance(self) -> Float[Tensor, " rows"]:
-        """Distance of each held-out row to the nearest row of `base`."""
-        assert self.held is not None
-        return self.near_held[0][:, 0]
+    @property
+    def is_shifted(self) -> bool:
+        """Whether held-out rows lie elsewhere than the training rows."""
+        return bool(self.moved) or self.is_farther(self.held_distance).lower > FARTHER
 
+    def is_farther(self, distance: Float[Tensor, " rows"]) -> Quantity:
+        """Return the probability that a row is farther from its nearest training row than those are."""
+        own, distance = self.near[0][:, 0].sort().values, distance.contiguous()
+        below = torch.searchsorted(own, distance) + torch.searchsorted(own, distance, right=True)
+        rank = Quantity.mean(below.double() / (2 * len(own)), 0.9999)
+        reach = 3.9 * math.sqrt(1 / 12 / len(own))  # the training rows are a sample, too
+        return replace(rank, lower=rank.lower - reach, upper=rank.upper + reach)
 
-def number_rows(
-    rows: Float[Tensor, "rows features"],
-) -> tuple[Int[Tensor, " rows"], Int[Tensor, " distinct"]]:
-    """Number the distinct rows; return the number of each row, and how often each occurs."""
-    seen: dict[bytes, int] = {}
-    numbers = [seen.setdefault(row.tobytes(), len(seen)) for row in (rows + 0.0).numpy()]  # -0.0 is 0.0
-    number = torch.tensor(numbers)
-    return number, torch.bincount(number, minlength=len(seen))
-
-
-def len_k(n: int) -> int:
-    """Return the number of neighbours to search among ``n`` rows: a tenth, between 10 and 30."""
-    return max(1, min(n, max(NEIGHBOURS, min(30, n // 10))))
+    def beyond(self, distance: Float[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
+        """Return whether rows are farther from the training rows than 99 % of these are from each other."""
+        return distance > self.near[0][:, 0].quantile(0.99)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Mean difference with limits, and the number of rows behind it."""
-
-    value: float
-    lower: float
-    upper: float
-
-    @classmethod
-    def paired(cls, values: Tensor, confidence: float) -> Difference:
-        """Average the differences of paired rows (Student)."""
-        n, mean = len(values), float(values.mean())
-        if n < 2:
-            return cls(mean, -math.inf, math.inf)
-        half = student_quantile((1 + confidence) / 2, n - 1) * float(values.std()) / math.sqrt(n)
-        return cls(mean, mean - half, mean + half)
-
-    @classmethod
-    def between(cls, a: Tensor, b: Tensor, confidence: float) -> Difference:
-        """Return the mean of ``a`` minus the mean of ``b`` for independent rows (Welch)."""
-        mean = float(a.mean() - b.mean())
-        if min(len(a), len(b)) < 2:
-            return cls(mean, -math.inf, math.inf)
-        first, second = float(a.var()) / len(a), float(b.var()) / len(b)
-        total = first + second
-        if total == 0:
-            return cls(mean, mean, mean)
-        degrees = total**2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
-        half = student_quantile((1 + confidence) / 2, max(1.0, round(degrees, 1))) * math.sqrt(total)
-        return cls(mean, mean - half, mean + half)
+def ks_distance(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
+    """Return the largest difference of two distribution functions."""
+    at = torch.cat([a, b]).unique()
+    first = torch.searchsorted(a.sort().values, at, right=True).double() / len(a)
+    second = torch.searchsorted(b.sort().values, at, right=True).double() / len(b)
+    return float((first - second).abs().max())
 
 
-def _task(fitted: FittedModel) -> Task:
+def _flat(x: Tensor) -> Float[Tensor, "rows features"]:
+    return x.reshape(len(x), -1).cpu().double()
+
+
+def _task(fitted: FittedModel, target: Tensor, outputs: Tensor) -> Task:
     if isinstance(fitted.loss_fn, nn.PoissonNLLLoss | nn.GaussianNLLLoss):
         return "other"  # outputs are not predicted values
     if fitted.space == "simplex":
-        return "classes" if fitted.labels is not None else "other"
+        return "classes" if target.ndim == 2 else "other"
     if fitted.space == "unit":
-        return "classes" if fitted.targets[0].numel() == 1 else "other"
-    return "values"
+        return "classes" if target[0].numel() == 1 else "other"
+    return "values" if target[0].numel() == outputs[0].numel() else "other"
 
 
-def _targets(fitted: FittedModel, y: Tensor) -> Int[Tensor, " rows"]:
-    """Return the class of each row."""
-    y = y.cpu()
-    if fitted.space == "unit":
-        return (y.flatten() > 0.5).long()
-    return y.argmax(1) if y.is_floating_point() else y.long()
-
-
-def _read(loss_fn: object, task: Task, outputs: Tensor) -> Tensor:
-    """Convert outputs to probabilities of classes, or rows of values."""
-    outputs = outputs.cpu().double()
-    if task != "classes":
-        return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
-    if outputs[0].numel() == 1:  # one logit (or probability) of the second class
-        p = outputs.flatten()
-        p = p if isinstance(loss_fn, nn.BCELoss) else p.sigmoid()
-        return torch.stack([1 - p, p], 1)
-    return outputs.softmax(1)
+#: Requirements of the checks: when they are met, and what is missing otherwise.
+REQUIREMENTS: dict[str, tuple[Callable[[Evidence], bool], str]] = {
+    "targets": (lambda e: e.task != "other", "targets are neither classes nor values"),
+    "classes": (lambda e: e.task == "classes", "for classes only"),
+    "values": (lambda e: e.task == "values", "for values only"),
+    "labels": (
+        lambda e: not (e.fitted.space == "simplex" and e.fitted.y.is_floating_point()),
+        "for labels only, not for class probabilities",
+    ),
+    "one target": (lambda e: e.train.y.ndim == 1 or e.train.y.shape[1] == 1, "for single target values only"),
+    "varying targets": (lambda e: not e.is_constant, "all training targets are equal"),
+    "some rows": (lambda e: len(e.base) >= 20 and e.train.x.shape[1] > 0, "fewer than 20 distinct rows"),
+    "neighbours": (lambda e: len(e.base) >= 40, "fewer than 40 distinct rows"),
+    "held-out": (lambda e: len(e.held) > 0, NO_HELD_OUT),
+    "ten held-out": (lambda e: len(e.held) >= 10, "fewer than ten held-out rows"),
+    "fresh held-out": (
+        lambda e: float((e.held_distance == 0).double().mean()) <= 0.5,
+        "most held-out rows are training rows",
+    ),
+}

@@ -16,62 +16,59 @@ from elliptica._utils.result import Result
 from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica._utils.text import count
 
-#: Lines of a breakdown that are printed; `Finding.breakdown` holds all of them.
-_SHOWN = 6
-_WIDTH = 100
-
 #: ``"info"`` is a fact that requires no action by itself.
 Severity = Literal["fine", "info", "look", "warning"]
 #: From best to worst.
 SEVERITIES: tuple[Severity, ...] = ("fine", "info", "look", "warning")
 #: Rows that a finding points at.
 RowsOf = Literal["training", "held-out", "unlabelled"]
+#: Why a finding is not judged without held-out rows.
+NO_HELD_OUT = "no held-out rows"
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with confidence limits.
-
-    Attributes:
-        value: The estimate.
-        lower: Lower confidence limit; ``value`` itself for a number that is not estimated.
-        upper: Upper confidence limit.
-        stderr: Standard error of a mean; None for shares, whose limits are exact.
-        n: Number of values behind it.
-        kind: ``"mean"`` (Student's limits), ``"share"`` (Clopper-Pearson), or ``"number"`` (no limits).
-    """
+    """A number with confidence limits: Student's for a mean, Clopper and Pearson's for a share."""
 
     value: float
     lower: float
     upper: float
-    stderr: float | None
-    n: int
+    n: int  # number of values behind it
     kind: Literal["mean", "share", "number"]
 
     @classmethod
     def mean(cls, values: Float[Tensor, " n"], confidence: float, floor: float = -math.inf) -> Quantity:
-        """Average at least two values; ``floor`` is a lower bound of the mean and of its limits."""
-        if len(values) < 2:
-            raise ValueError(
-                f"A mean with limits needs at least two values, but got {len(values)}. Pass more rows."
-            )
+        """Average values; ``floor`` is a lower bound of the mean. A single value has infinite limits."""
         values = values.detach().double()
-        value, n = float(values.mean()), len(values)
-        error = float(values.std()) / math.sqrt(n)
-        reach = student_quantile((1 + confidence) / 2, n - 1) * error
+        n, value, reach = len(values), float(values.mean()), math.inf
+        if n > 1:
+            reach = student_quantile((1 + confidence) / 2, n - 1) * float(values.std()) / math.sqrt(n)
         lower = max(value - reach, min(floor, value))  # rounding may put the value itself below
-        return cls(value, lower, value + reach, error, n, "mean")
+        return cls(value, lower, value + reach, n, "mean")
 
     @classmethod
-    def share(cls, count: int, n: int, confidence: float) -> Quantity:
-        """Return the share ``count`` of ``n`` with its limits."""
-        lower, upper = clopper_pearson(count, n, confidence)
-        return cls(count / n, lower, upper, None, n, "share")
+    def difference(cls, a: Float[Tensor, " n"], b: Float[Tensor, " m"], confidence: float) -> Quantity:
+        """Return the mean of ``a`` minus the mean of ``b`` for independent rows (Welch)."""
+        value, n = float(a.mean() - b.mean()), min(len(a), len(b))
+        if n < 2:
+            return cls(value, -math.inf, math.inf, n, "mean")
+        first, second = float(a.var()) / len(a), float(b.var()) / len(b)
+        total, reach = first + second, 0.0
+        if total > 0:
+            degrees = total**2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
+            reach = student_quantile((1 + confidence) / 2, max(1.0, round(degrees, 1))) * math.sqrt(total)
+        return cls(value, value - reach, value + reach, n, "mean")
+
+    @classmethod
+    def share(cls, marked: Tensor, confidence: float) -> Quantity:
+        """Return the share of rows that are marked."""
+        hits, n = int(marked.sum()), len(marked)
+        return cls(hits / n, *clopper_pearson(hits, n, confidence), n, "share")
 
     @classmethod
     def number(cls, value: float, n: int = 1) -> Quantity:
         """Wrap a number without limits."""
-        return cls(value, value, value, None, n, "number")
+        return cls(value, value, value, n, "number")
 
     def __str__(self) -> str:
         as_text = "{:.1%}".format if self.kind == "share" else "{:.3g}".format
@@ -80,14 +77,14 @@ class Quantity:
         return f"{as_text(self.value)} ({as_text(self.lower)} to {as_text(self.upper)})"
 
 
-def worst(*severities: Severity) -> Severity:
-    """Return the most serious of several severities.
+def grade(value: float, look: float, warning: float) -> Severity:
+    """Judge a number by two thresholds.
 
     Example:
-        >>> worst("fine", "look", "fine")
+        >>> grade(0.2, 0.1, 0.3)
         'look'
     """
-    return max(severities, key=SEVERITIES.index, default="fine")
+    return "warning" if value > warning else "look" if value > look else "fine"
 
 
 @dataclass(frozen=True)
@@ -105,53 +102,50 @@ class Finding(Result):
         title: Title of a few words; if empty, the name is shown.
         rows: Numbers of rows to look at, the most notable first.
         rows_of: Which rows these are.
+        explains: Titles of findings that follow from this one and are not listed themselves.
     """
 
     name: str
     severity: Severity
     sentence: str
-    advice: str
+    advice: str = ""
     numbers: Mapping[str, Quantity] = field(default_factory=dict)
     breakdown: Mapping[str, Quantity] = field(default_factory=dict)
     computed: bool = True
     title: str = ""
     rows: Sequence[int] = ()
     rows_of: RowsOf = "training"
+    explains: Sequence[str] = ()
 
-    def lines(self) -> list[str]:
-        """Return the finding without its heading, wrapped for a terminal."""
-        lines = _wrapped(self.sentence, "  ", "  ")
-        rows = list(self.breakdown.items())
-        width = max((len(name) for name, _ in rows[:_SHOWN]), default=0)
-        lines += [f"    {name.ljust(width)}  {quantity}" for name, quantity in rows[:_SHOWN]]
-        if len(rows) > _SHOWN:
-            lines.append(f"    ... and {len(rows) - _SHOWN} more")
-        return [*lines, *self._last_lines()]
+    @property
+    def is_problem(self) -> bool:
+        """Whether to act on it or to look at it."""
+        return self.severity in ("warning", "look")
 
-    def brief(self) -> list[str]:
-        """Return the same without the breakdown."""
-        return [*_wrapped(self.sentence, "  ", "  "), *self._last_lines()]
-
-    def _last_lines(self) -> list[str]:
-        lines = _wrapped(self.advice, "  -> ", "     ")
+    def text(self, *, breakdown: bool = True) -> str:
+        """Return the finding with its heading, wrapped for a terminal."""
+        lines = [f"[{self.severity}] {self.title or self.name}", *_wrapped(self.sentence, "  ", "  ")]
+        if breakdown:
+            width = max(map(len, self.breakdown), default=0)
+            lines += [f"    {name.ljust(width)}  {quantity}" for name, quantity in self.breakdown.items()]
+        lines += _wrapped(self.advice, "  -> ", "     ")
         if self.rows:
-            shown = ", ".join(map(str, self.rows[:8]))
             more = f" and {len(self.rows) - 8} more" if len(self.rows) > 8 else ""
-            lines.append(f"     {self.rows_of} rows {shown}{more}")
-        return lines
+            lines.append(f"     {self.rows_of} rows {', '.join(map(str, self.rows[:8]))}{more}")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
-        return "\n".join([f"[{self.severity}] {self.title or self.name}", *self.lines()])
+        return self.text()
 
 
 def fine(name: str, sentence: str) -> Finding:
     """Make a finding without a problem."""
-    return Finding(name, "fine", sentence, "")
+    return Finding(name, "fine", sentence)
 
 
 def skipped(name: str, reason: str) -> Finding:
     """Make a finding that could not be judged, with the reason."""
-    return Finding(name, "fine", f"Not judged: {reason}.", "", computed=False)
+    return Finding(name, "fine", f"Not judged: {reason}.", computed=False)
 
 
 @dataclass(frozen=True)
@@ -177,69 +171,58 @@ class Diagnosis(Result):
     @property
     def severity(self) -> Severity:
         """The most serious severity; ``"fine"`` if there are no problems."""
-        return worst(*(finding.severity for finding in self.problems))
+        return max((f.severity for f in self.problems), key=SEVERITIES.index, default="fine")
 
     @property
     def problems(self) -> tuple[Finding, ...]:
         """Findings to act on or to look at."""
-        return tuple(f for f in self.findings if f.severity in ("warning", "look"))
+        return tuple(f for f in self.findings if f.is_problem)
 
     def __getitem__(self, name: str) -> Finding:
-        for finding in self.findings:
-            if finding.name == name:
-                return finding
-        raise KeyError(f"no finding {name!r}; use one of {', '.join(f.name for f in self.findings)}")
+        return {f.name: f for f in reversed(self.findings)}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, lists and strings, ready for `json.dumps`."""
         return {"elliptica": __version__, "severity": self.severity, **super().to_dict()}
 
     def headline(self) -> str:
-        """Return the most important findings as a line, or that there are none."""
-        if not self.problems:
-            return "Nothing stands out."
-        titles = [finding.title or finding.name for finding in self.problems]
+        """Return the most important findings, and what could not be judged without held-out rows."""
+        titles = [finding.title or finding.name for finding in self.problems] or ["Nothing stands out"]
         more = f" and {count(len(titles) - 3, 'more finding')}" if len(titles) > 3 else ""
-        return f"{'; '.join(titles[:3])}{more}."
+        blind = self._skipped().get(NO_HELD_OUT, [])
+        limits = f" Not judged without held-out rows: {', '.join(blind)}." if blind else ""
+        return f"{'; '.join(titles[:3])}{more}.{limits}"
 
-    def summary(self) -> str:
-        """Return the number of problems of each severity."""
-        counts = [f"{sum(f.severity == name for f in self.findings)} {name}" for name in ("warning", "look")]
-        return ", ".join(counts)
+    def _skipped(self) -> dict[str, list[str]]:
+        """Return the findings that could not be judged, by reason."""
+        reasons: dict[str, list[str]] = {}
+        for finding in self.findings:
+            if not finding.computed:
+                reason = finding.sentence.removeprefix("Not judged: ").rstrip(".")
+                reasons.setdefault(reason, []).append(finding.name)
+        return reasons
 
-    def preface(self) -> list[str]:
-        """Return what the findings refer to, wrapped for a terminal."""
+    def text(self, *, everything: bool = False) -> str:
+        """Return the problems for a terminal; on request all findings, with their breakdowns."""
         about = self.about
         if any(finding.rows for finding in self.problems):
             header = ", without the header" if self.first_row else ""
             about = (*about, f"Rows are counted from {self.first_row}{header}.")
-        return _wrapped(" ".join(about), "", "")
-
-    def closing(self) -> list[str]:
-        """List what was checked without a problem, and what could not be judged."""
+        shown = self.findings if everything else self.problems
         checked = [f.name for f in self.findings if f.severity == "fine" and f.computed]
-        lines = _wrapped(f"Checked, no problem: {', '.join(checked) or 'none'}.", "", "  ")
-        left: dict[str, list[str]] = {}
-        for finding in self.findings:
-            if not finding.computed:
-                left.setdefault(finding.sentence.removeprefix("Not judged: ").rstrip("."), []).append(
-                    finding.name
-                )
-        for reason, names in left.items():
-            lines += _wrapped(f"Not judged: {', '.join(names)} ({reason}).", "", "  ")
-        return lines
-
-    def everything(self) -> str:
-        """Return all findings with their breakdowns."""
-        return "\n\n".join(["\n".join(self.preface()), *map(str, self.findings)])
+        closing = _wrapped(f"Checked, no problem: {', '.join(checked) or 'none'}.", "", "  ")
+        for reason, names in self._skipped().items():
+            closing += _wrapped(f"Not judged: {', '.join(names)} ({reason}).", "", "  ")
+        blocks = [
+            _wrapped(" ".join(about), "", ""),
+            *([finding.text(breakdown=everything)] for finding in shown),
+        ]
+        blocks += [] if self.problems else [_wrapped(self.headline(), "", "")]
+        return "\n\n".join("\n".join(block) for block in [*blocks, closing])
 
     def __str__(self) -> str:
-        blocks = ["\n".join(self.preface())]
-        blocks += ["\n".join([f"[{f.severity}] {f.title or f.name}", *f.brief()]) for f in self.problems] or [
-            "Nothing stands out."
-        ]
-        return "\n\n".join([*blocks, "\n".join(self.closing())])
+        return self.text()
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False)
+    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=rest, break_long_words=False)

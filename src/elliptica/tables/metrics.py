@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from elliptica.report.judge import Measure
-from elliptica.tables.problem import TableProblem
 
 #: Maximum number of bins of the calibration error, and minimum number of rows per bin.
 MAX_BINS, MIN_BIN_ROWS = 15, 20
@@ -82,20 +81,6 @@ def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
 class Predictions:
     """Predictions of all methods for the rows that were held out.
 
-    Attributes:
-        task: ``"classification"`` or ``"regression"``.
-        classes: Classes in the order of the probabilities; empty for regression.
-        target: Target of every row of the table.
-        groups: Group name per row, empty for rows that no worst group counts; None if classes or fifths are
-            the parts.
-        clusters: Number per row; rows of one cluster depend on each other.
-        fold: Fold that tested the row, by repeat and row; -1 for rows that are not tested.
-        bounds: Upper bounds of the bands of the target, except the last; empty for classification.
-        values: By method: probabilities ``(repeats, rows, classes)`` or numbers ``(repeats, rows)``, NaN
-            for rows that are not tested.
-        ordered: Whether clusters are stretches of time in order, so that neighbours depend on each other,
-            too.
-
     Example:
         >>> y = np.array([0.0, 0.0, 10.0, 10.0])
         >>> predictions = single_test("regression", y, {"erm": y + [0, 0, 3, 3]}, bounds=np.array([5.0]))
@@ -104,33 +89,21 @@ class Predictions:
     """
 
     task: str
-    classes: list[Any]
-    target: np.ndarray
+    classes: list[Any]  # in the order of the probabilities; empty for regression
+    target: np.ndarray  # of every row of the table
+    #: Group name per row, empty for rows that no worst group counts; None: classes or fifths are the parts.
     groups: np.ndarray | None
-    clusters: np.ndarray
-    fold: np.ndarray
-    bounds: np.ndarray
+    clusters: np.ndarray  # number per row; rows of one cluster depend on each other
+    fold: np.ndarray  # fold that tested the row, by repeat and row; -1 for rows that are not tested
+    bounds: np.ndarray  # upper bounds of the bands of the target, except the last; empty for classes
+    #: By method: probabilities (repeats, rows, classes) or numbers (repeats, rows); NaN: not tested.
     values: Mapping[str, np.ndarray]
-    ordered: bool = False
+    ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
 
     def __post_init__(self) -> None:
-        n = len(self.target)
-        shape = (len(self.fold), n, *([len(self.classes)] if self.task == "classification" else []))
-        if self.fold.shape != shape[:2] or len(self.clusters) != n:
-            raise ValueError(
-                f"fold must have shape (repeats, {n}) and clusters ({n},), but got "
-                f"{self.fold.shape} and {np.shape(self.clusters)}."
-            )
-        if not self.tested.any():
-            raise ValueError("No row was tested. Wait until at least one fold is finished.")
-        for name, each in self.values.items():
-            if each.shape != shape:
-                raise ValueError(f"Predictions of {name!r} must have shape {shape}, but got {each.shape}.")
-            if not np.isfinite(each[self.tested]).all():
-                raise ValueError(
-                    f"Predictions of {name!r} are missing or not finite for tested rows. Skip the method, or "
-                    "set the fold of these rows to -1."
-                )
+        for name, values in self.values.items():
+            if not np.isfinite(values[self.tested]).all():
+                raise ValueError(f"Predictions of {name!r} are not finite for tested rows.")
 
     @cached_property
     def tested(self) -> np.ndarray:
@@ -160,8 +133,6 @@ class Predictions:
         """Class number of each row."""
         numbers = {name: number for number, name in enumerate(self.classes)}
         names, inverse = np.unique(self.target, return_inverse=True)
-        if unknown := [name for name in names.tolist() if name not in numbers]:
-            raise ValueError(f"The target {unknown[0]!r} is not one of the classes {self.classes}.")
         return np.array([numbers[name] for name in names.tolist()])[inverse]
 
     @property
@@ -214,17 +185,11 @@ def single_test(
 
 @dataclass(frozen=True)
 class PartScores:
-    """Scores of the classes, groups or fifths that have tested rows.
+    """Scores of the classes, groups or fifths that have tested rows."""
 
-    Attributes:
-        kind: ``"group"``, ``"class"`` or ``"fifth"``.
-        rows: Tested rows of each part, by name.
-        values: Accuracy or RMSE, by method and part.
-    """
-
-    kind: str
-    rows: dict[str, int]
-    values: dict[str, dict[str, float]]
+    kind: str  # "group", "class" or "fifth"
+    rows: dict[str, int]  # tested rows of each part, by name
+    values: dict[str, dict[str, float]]  # accuracy or RMSE, by method and part
 
 
 def score(
@@ -232,39 +197,34 @@ def score(
 ) -> dict[str, dict[str, float]]:
     """Compute one number per method and column, over all tested rows of all repeats.
 
-    The calibration error is the mean gap between confidence and accuracy in 15 bins of equally many rows.
-    There are fewer bins if a bin would have less than 20 rows; rows with equal confidence share a bin. It is
-    computed for each repeat, then averaged.
-
-    Args:
-        predictions: Predictions of all methods.
-        unbounded: For regression, the predictions before they were clipped to the range of the training
-            targets. ``"beyond_range"`` is then the share of predictions that clipping changed.
+    The calibration error is the mean gap between confidence and accuracy in at most 15 bins of equally many
+    rows, at least 20, averaged over repeats. For regression, ``unbounded`` are predictions before they were
+    clipped; ``"beyond_range"`` is the share that clipping changed.
     """
-    scores = {}
+    scores: dict[str, dict[str, float]] = {}
     parts = score_parts(predictions)
-    n_tests = predictions.tested.sum()
+    means = {name: each.sum((0, 2)) / predictions.tested.sum() for name, each in predictions.losses.items()}
     for number, method in enumerate(predictions.values):
-        means = {name: float(each[:, number].sum() / n_tests) for name, each in predictions.losses.items()}
+        mean = {name: float(each[number]) for name, each in means.items()}
         values = parts.values[method].values()
         if predictions.task == "classification":
             scores[method] = {
-                "accuracy": means["right"],
+                "accuracy": mean["right"],
                 f"worst_{parts.kind}_accuracy": min(values),
                 "balanced_accuracy": _balanced(predictions, number),
-                "log_loss": means["log"],
-                "brier": means["brier"],
+                "log_loss": mean["log"],
+                "brier": mean["brier"],
                 "calibration_error": _calibration_error(predictions, method),
             }
-        else:
-            scores[method] = {
-                "rmse": means["square"] ** 0.5,
-                f"worst_{parts.kind}_rmse": max(values),
-                "mae": means["absolute"],
-            }
-            if method in (unbounded or {}):
-                changed = predictions.values[method] != (unbounded or {})[method]
-                scores[method]["beyond_range"] = float(changed[predictions.tested].mean())
+            continue
+        scores[method] = {
+            "rmse": mean["square"] ** 0.5,
+            f"worst_{parts.kind}_rmse": max(values),
+            "mae": mean["absolute"],
+        }
+        if unbounded is not None and method in unbounded:
+            changed = predictions.values[method] != unbounded[method]
+            scores[method]["beyond_range"] = float(changed[predictions.tested].mean())
     return scores
 
 
@@ -275,60 +235,33 @@ def score_parts(predictions: Predictions) -> PartScores:
         ValueError: If no tested row belongs to a part.
     """
     names, numbers = predictions.parts
-    losses = predictions.losses["right" if predictions.task == "classification" else "square"]
-    rows, means = part_means(predictions, losses, numbers, len(names))
-    present = [number for number in range(len(names)) if rows[number]]
-    if not present:
+    is_class = predictions.task == "classification"
+    loss = predictions.losses["right" if is_class else "square"]
+    counts, means = part_means(predictions, loss, numbers, len(names))
+    present = np.flatnonzero(counts)
+    if not len(present):
         raise ValueError("All tested rows are in groups that are too small to judge. Merge small groups.")
-    means = means if predictions.task == "classification" else means**0.5
+    means = means if is_class else np.sqrt(means)
     values = {
-        method: {names[number]: float(own[number]) for number in present}
-        for method, own in zip(predictions.values, means, strict=True)
+        method: {names[k]: float(means[place, k]) for k in present}
+        for place, method in enumerate(predictions.values)
     }
-    tested = predictions.tested.any(0)
-    counts = np.bincount(numbers[tested & (numbers >= 0)], minlength=len(names))
-    return PartScores(predictions.part_kind, {names[k]: int(counts[k]) for k in present}, values)
+    rows = np.bincount(numbers[predictions.tested.any(0)] + 1, minlength=len(names) + 1)[1:]
+    return PartScores(predictions.part_kind, {names[k]: int(rows[k]) for k in present}, values)
 
 
-def classification_scores(
-    target: np.ndarray, probabilities: np.ndarray, classes: list[Any], groups: np.ndarray | None
-) -> dict[str, Any]:
-    """Score predicted probabilities; ``parts`` holds the accuracy of every class or group.
-
-    Example:
-        >>> p = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
-        >>> scores = classification_scores(np.array([0, 1, 1]), p, [0, 1], None)
-        >>> scores["balanced_accuracy"], scores["worst_class_accuracy"]
-        (0.75, 0.5)
-    """
-    test = single_test("classification", target, {"": probabilities}, classes=classes, groups=groups)
-    return {**score(test)[""], "parts": score_parts(test).values[""]}
+def part_means(
+    predictions: Predictions, losses: np.ndarray, numbers: np.ndarray, n_parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of tests and the means per part, ``(methods, parts)``; part -1 is ignored."""
+    member = np.eye(n_parts + 1)[numbers][:, :-1]  # the last column belongs to part -1
+    counts = (predictions.tested.astype(float) @ member).sum(0)
+    return counts, (losses @ member).sum(0) / np.maximum(counts, 1)
 
 
-def regression_scores(
-    target: np.ndarray, predicted: np.ndarray, bounds: np.ndarray, groups: np.ndarray | None
-) -> dict[str, Any]:
-    """Score predicted numbers; ``parts`` holds the RMSE of every group or band of the targets.
-
-    Args:
-        target: True values.
-        predicted: Predicted values.
-        bounds: Upper bounds of the bands of the target, except the last.
-        groups: Groups of the rows; None if the bands are the parts.
-
-    Example:
-        >>> y = np.array([0.0, 0.0, 10.0, 10.0])
-        >>> scores = regression_scores(y, y + [0, 0, 3, 3], np.array([5.0]), None)
-        >>> scores["worst_fifth_rmse"], scores["parts"]
-        (3.0, {'band 1: up to 5': 0.0, 'band 2: above 5': 3.0})
-    """
-    test = single_test("regression", target, {"": predicted}, groups=groups, bounds=bounds)
-    return {**score(test)[""], "parts": score_parts(test).values[""]}
-
-
-def target_bounds(problem: TableProblem, train: np.ndarray) -> np.ndarray:
-    """Return the quintiles of the training targets; fewer if some coincide."""
-    return np.unique(np.quantile(problem.target[train], (0.2, 0.4, 0.6, 0.8)))
+def fifths(target: np.ndarray) -> np.ndarray:
+    """Return the quintiles of targets; fewer if some coincide."""
+    return np.unique(np.quantile(target, (0.2, 0.4, 0.6, 0.8)))
 
 
 def _bands(bounds: np.ndarray) -> list[str]:
@@ -339,19 +272,6 @@ def _bands(bounds: np.ndarray) -> list[str]:
     inner = [f"{low} to {high}" for low, high in pairwise(ends)]
     names = [f"up to {ends[0]}", *inner, f"above {ends[-1]}"]
     return [f"band {1 + number}: {name}" for number, name in enumerate(names)]
-
-
-def part_means(
-    predictions: Predictions, losses: np.ndarray, numbers: np.ndarray, n_parts: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of tests and the means per part, ``(methods, parts)``; part -1 is ignored.
-
-    Losses are ``(repeats, methods, rows)``.
-    """
-    # the last column belongs to part -1 and is cut off
-    member = np.eye(n_parts + 1)[numbers][:, :-1]
-    counts = (predictions.tested.astype(float) @ member).sum(0)
-    return counts, (losses @ member).sum(0) / np.maximum(counts, 1)
 
 
 def _balanced(predictions: Predictions, place: int) -> float:

@@ -1,4 +1,4 @@
-"""Train the final model of a comparison on all rows, and describe the rows that it will predict."""
+"""Train the final model of a comparison, and describe the rows that it will predict."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
-from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
+from elliptica.estimators.fit import Fit
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.networks import JTT, training_groups
-from elliptica.tables.plan import NAMES, NETWORKS, REFERENCE, SEES_GROUPS, TREES, Plan, draw_settings
+from elliptica.tables.methods import JTT, NAMES, REFERENCE, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.protocol import Record, final_trial
-from elliptica.tables.references import make_reference
-from elliptica.tables.shift import make_preprocessor, trial_rows
+from elliptica.tables.protocol import final_trial
+from elliptica.tables.shift import final_fold, make_preprocessor
 from elliptica.tables.table import TableError
+from elliptica.tables.training import (
+    Recipe,
+    fit_models,
+    make_model,
+    training_groups,
+    unbounded,
+    upweighted,
+)
 
 #: Maximum number of training rows in the search for nearest neighbours.
 _NEIGHBOURS_AMONG = 20_000
 
 
 @dataclass(frozen=True)
-class FinalSettings:
+class FinalSettings(Recipe):
     """The settings of the saved model."""
 
-    method: str
-    settings: dict[str, Any]
-    log_target: bool  # whether it learns the logarithm of the targets
-    length: int  # epochs or boosting iterations; 0: not applicable
-    temperature: float | None  # for classes: the mean over folds
+    temperature: float | None = None  # for classes: the mean over folds
 
 
 def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
@@ -52,7 +54,7 @@ def final_settings(comparison: Comparison, method: str | None = None) -> FinalSe
             f"No fold of {NAMES[method]} is finished, so no model can be trained. Finish a fold first."
         )
     trial = final_trial(records, comparison.problem, comparison.plan)
-    tried = [record for record in records if _was_tried(record, trial)]
+    tried = [r for r in records if r.trials[trial].validation and not r.trials[trial].dropped]
     lengths = [r.length if r.chosen == trial else r.trials[trial].length for r in tried]
     temperatures = [record.temperature for record in records if record.temperature is not None]
     return FinalSettings(
@@ -64,16 +66,11 @@ def final_settings(comparison: Comparison, method: str | None = None) -> FinalSe
     )
 
 
-def _was_tried(record: Record, trial: int) -> bool:
-    """Return whether a fold knows the length for these settings."""
-    return bool(record.trials[trial].validation) and not record.trials[trial].dropped
-
-
 def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
-    """Train the winner of a comparison on all rows.
+    """Train the winner of a comparison on all rows of the table, without those of a test file.
 
     The settings are those of the trial that was best on the validation rows over all folds. The length is the
-    median over folds. All rows are used, including test rows, because nothing is measured with this model.
+    median over folds. Rows that folds tested are used, because nothing is measured with this model.
 
     Args:
         comparison: A comparison with at least one finished fold.
@@ -83,128 +80,78 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
     Returns:
         Preprocessing and model in a pipeline; it accepts frames with the input columns.
     """
-    problem, plan = comparison.problem, comparison.plan
-    final = final_settings(comparison, method)
-    preprocess = make_preprocessor(problem)
-    inputs = np.asarray(preprocess.fit_transform(problem.features))
-    if final.method in NETWORKS:
-        wrong = _first_errors(comparison, inputs) if final.method == JTT else None
-        model = _fit_network(problem, plan, final, inputs, wrong)
-    elif final.method == TREES:
-        model = _fit_trees(problem, final, inputs)
-    else:
-        model = _fit_linear(problem, final, inputs)
-    pipeline = Pipeline([("table", preprocess), ("model", model)])
+    plan, final = comparison.plan, final_settings(comparison, method)
+    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
+    problem = only_rows(comparison.problem, fold.train)
+    wrong = None
+    if final.method == JTT:  # one network of ordinary training on as many rows as trials see
+        first = replace(final_settings(comparison, REFERENCE), temperature=None)
+        rows = np.random.default_rng(plan.seed).permutation(fold.fit)[: plan.tuning_rows]
+        seed, part = stream_seed("first stage", plan.seed), only_rows(comparison.problem, rows)
+        network = fit_pipeline(part, replace(plan, networks=1), first, seed)
+        wrong = np.asarray(network.predict(problem.features) != problem.target)
+    pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed), wrong)
     if file is not None:
         save(pipeline, file, notes=notes_of(comparison, final))
     return pipeline
 
 
+def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
+    """Return inputs, targets and groups of some of the rows."""
+    groups = None if problem.groups is None else problem.groups[rows]
+    return replace(problem, features=problem.features[rows], target=problem.target[rows], groups=groups)
+
+
+def fit_pipeline(
+    problem: TableProblem, plan: Plan, final: FinalSettings, seed: int, wrong: np.ndarray | None = None
+) -> Pipeline:
+    """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows.
+
+    Args:
+        problem: The rows.
+        plan: Sizes of networks.
+        final: Method and settings.
+        seed: Seed of the training.
+        wrong: Rows that the first stage of JTT misclassifies.
+    """
+    preprocess = make_preprocessor(problem)
+    inputs = np.asarray(preprocess.fit_transform(problem.features))
+    model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
+    groups = training_groups(problem) if final.sees_groups else None
+    fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])
+    if final.temperature is not None:  # taken from the folds, so no rows need to be held out
+        _soften(model, final.temperature)
+    return Pipeline([("table", preprocess), ("model", model)])
+
+
 def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
     """Collect what predictions for another table need besides the model itself."""
     problem = comparison.problem
-    notes: dict[str, Any] = {
+    return {
         "target": problem.target_name,
         "ids": list(problem.ids),
-        "text_as_missing": list(problem.text_as_missing),
         "reading": problem.reading(),
         "method": final.method,
         # False if no method was shown to be better than a constant prediction
         "predicts": getattr(comparison.verdict, "predicts", True),
         "shift": comparison.shift.words,
-        # lets predictions count the rows that lie outside
-        "ranges": {
-            column.name: [column.min(), column.max()]
-            for column in problem.features.iter_columns()
-            if column.dtype.is_numeric() and column.null_count() < len(column)
-        },
     }
-    if problem.task == "regression":
-        notes["range"] = [float(problem.target.min()), float(problem.target.max())]
-        notes["bounded"] = comparison.plan.bounded and final.method in comparison.plan.network_methods
-    return notes
 
 
-def _first_errors(comparison: Comparison, inputs: np.ndarray) -> np.ndarray:
-    """Return which rows the first stage of JTT misclassifies, as in the folds.
-
-    The first stage is one network of ordinary training with the settings and length of ordinary training. It
-    sees as many rows as trials do; the errors on the other rows count as well.
-    """
-    problem, plan = comparison.problem, comparison.plan
-    final = replace(final_settings(comparison, REFERENCE), temperature=None)
-    rows = trial_rows(problem, comparison.shift.shift, plan.tuning_rows, plan.seed)
-    part = replace(problem, target=problem.target[rows])
-    first = _fit_network(part, replace(plan, networks=1), final, inputs[rows])
-    return np.asarray(first.predict(inputs) != problem.target)
-
-
-def _fit_network(
-    problem: TableProblem,
-    plan: Plan,
-    final: FinalSettings,
-    inputs: np.ndarray,
-    wrong: np.ndarray | None = None,
-) -> Any:
-    """Train a network; JTT needs the errors of its first stage."""
-    settings = dict(final.settings)
-    weight = None
-    method = final.method
-    if method == JTT:
-        assert wrong is not None
-        method, weight = "erm", np.where(wrong, settings.pop("upweight"), 1.0)
-    if method == "elliptic-weighted":
-        method, settings["weighting"] = "elliptic", GradientSoftmax(settings.pop("xi"))
-    options = {
-        "method": method,
-        "hidden": plan.hidden,
-        "batch_size": plan.batch_size,
-        "max_iter": max(1, final.length),
-        "n_networks": plan.networks,
-        "random_state": stream_seed("model", plan.seed) % 2**32,
-        **settings,
-    }
-    groups = training_groups(problem) if final.method in SEES_GROUPS else None
-    if problem.task == "regression":
-        log = "log" if final.log_target else None
-        regressor = EllipticRegressor(**options, bounded=plan.bounded, target_transform=log)
-        return regressor.fit(inputs, problem.target, groups=groups)
-    classifier = EllipticClassifier(**options).fit(inputs, problem.target, weight, groups=groups)
-    if final.temperature is not None:  # taken from the folds, so no rows need to be held out
-        classifier.set_params(calibrate="temperature")
-        classifier.temperature_ = final.temperature
-    return classifier
-
-
-def _fit_reference(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
-    model = make_reference(final.method, problem.task, final.settings, final.length, 0)
-    if final.log_target:
-        model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp)
-    return model.fit(inputs, problem.target)
-
-
-def _fit_trees(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
-    """Train on all rows; a temperature divides the leaves, because their sums are the logits."""
-    model = _fit_reference(problem, final, inputs)
-    if final.temperature is not None:
-        model._baseline_prediction = model._baseline_prediction / final.temperature
-        for trees in model._predictors:
-            for tree in trees:
-                tree.nodes["value"] /= final.temperature
-    return model
-
-
-def _fit_linear(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
-    """Train on scaled inputs as the folds do, then fold the scaling into the weights."""
-    scaler = StandardScaler().fit(inputs)
-    model = _fit_reference(problem, final, scaler.transform(inputs))
-    inner = model.regressor_ if final.log_target else model
-    weights = inner.coef_ / scaler.scale_
-    inner.intercept_ = inner.intercept_ - weights @ scaler.mean_
-    inner.coef_ = weights
-    if final.temperature is not None:
-        inner.coef_, inner.intercept_ = inner.coef_ / final.temperature, inner.intercept_ / final.temperature
-    return model
+def _soften(model: Any, temperature: float) -> None:
+    """Divide the logits of networks, of trees (the sums of their leaves) or of a linear model."""
+    if isinstance(model, EllipticClassifier):
+        model.set_params(calibrate="temperature")
+        model.temperature_ = temperature
+    elif isinstance(model, HistGradientBoostingClassifier):
+        model._baseline_prediction = model._baseline_prediction / temperature
+        for tree in (tree for trees in model._predictors for tree in trees):
+            tree.nodes["value"] /= temperature
+    else:
+        model[-1].coef_, model[-1].intercept_ = (
+            model[-1].coef_ / temperature,
+            model[-1].intercept_ / temperature,
+        )
 
 
 @dataclass(frozen=True)
@@ -241,20 +188,11 @@ def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows 
     limits = np.quantile(own, (0.95, 0.99))
     beyond = None
     if problem.task == "regression":
-        predicted = _unbounded(model[-1], rows)
+        last = model[-1]
+        predicted = np.asarray(
+            (unbounded(last) if isinstance(last, EllipticRegressor) else last).predict(rows)
+        )
         low, high = problem.target.min(), problem.target.max()
         beyond = float(((predicted < low) | (predicted > high)).mean())
     beyond_95, beyond_99 = (float((far > limit).mean()) for limit in limits)
     return TargetRows(len(rows), beyond_95, beyond_99, beyond)
-
-
-def _unbounded(model: Any, rows: np.ndarray) -> np.ndarray:
-    """Predict numbers without clipping them."""
-    if not isinstance(model, EllipticRegressor):
-        return np.asarray(model.predict(rows))
-    before = model.bounded
-    model.bounded = False
-    try:
-        return np.asarray(model.predict(rows))
-    finally:
-        model.bounded = before

@@ -38,7 +38,7 @@ def model_page(fitted: FittedModel, title: str, *, notes: Sequence[str] = (), se
 
 def saved_model_page(file: Path, data: Path, target: str | None = None, group: str | None = None) -> Page:
     """Build a page with scores and findings of a saved model on the rows of a table."""
-    rows = read_labelled(file, data, target, group=group, max_rows=None, networks_only=False)
+    rows = read_labelled(file, data, target, group=group, max_rows=None)
     fitted = replace(fitted_predictor(rows), name=file.name)
     return model_page(fitted, f"{file.name} on {data.name}", notes=rows.notices)
 

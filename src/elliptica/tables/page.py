@@ -14,9 +14,9 @@ from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
+from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.model import TargetRows
-from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -125,15 +125,11 @@ def footnotes(comparison: Comparison) -> list[str]:
 
 def range_words(comparison: Comparison) -> list[str]:
     """Report the largest share of predictions outside the range of the training targets."""
-    shares = {values.get("beyond_range", 0.0): m for m, values in comparison.scores.items()}
-    share, fate = (
-        max(shares, default=0.0),
-        "they were clipped to it" if comparison.plan.bounded else "unclipped",
-    )
-    text = f"{100 * share:.1f} % of the test predictions of {NAMES[shares[share]]}" if share else ""
-    return (
-        [f"{text}, the most of all methods, left the range of the training targets; {fate}."] if text else []
-    )
+    shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
+    most = max(shares, key=lambda method: shares[method])
+    fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
+    text = f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
+    return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
 
 
 def unfinished(comparison: Comparison) -> list[str]:
@@ -146,7 +142,7 @@ def describe_model(comparison: Comparison) -> str:
     """Describe the model in model.elliptica."""
     text = f"{NAMES[comparison.best]}, refitted on all rows"
     if comparison.problem.is_test is not None:
-        text += ", those of the test file included"
+        text += " of the table, not on those of the test file"
     if not comparison.verdict.predicts:
         text += f"; not shown to be better than {label(comparison, CONSTANT)}"
     return text
@@ -172,7 +168,7 @@ def describe_rows(rows: TargetRows, method: str) -> list[str]:
 def cautions(comparison: Comparison) -> list[str]:
     """List the limits of the answer."""
     plan, problem = comparison.plan, comparison.problem
-    said = [*comparison.verdict.cautions]
+    said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
     if names := ", ".join(map(repr, problem.giveaways[:5])):
         said.append(
@@ -184,12 +180,11 @@ def cautions(comparison: Comparison) -> list[str]:
     if plan.trials == 1:
         said.append("There was no search: every method had one trial with its usual settings.")
     if plan.epochs < FEW_EPOCHS:
-        said.append(f"Few epochs: with --epochs {plan.epochs}, only the start of training is compared.")
+        said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
         errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
-        said += (
-            [f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed."] if any(errors) else []
-        )
+        if any(errors):
+            said.append(f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed.")
     return said
 
 

@@ -5,34 +5,29 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import polars as pl
 
-from elliptica._utils.text import count, did_you_mean
-from elliptica.estimators.columns import MISSING
+from elliptica._utils.text import count
 from elliptica.tables.columns import (
     FEW_VALUES,
-    LARGEST,
-    STRAY_SHARE,
+    MISSING,
+    Column,
     ColumnUse,
     Override,
-    Reading,
-    as_text,
-    days_since_1970,
-    find_notation,
-    find_strays,
-    is_usable,
-    read_column,
+    as_category,
+    clean,
+    find_number,
+    is_whole,
+    needs_comma,
     read_inputs,
-    read_written_numbers,
     recognise,
-    time_reading,
 )
-from elliptica.tables.leaks import Copies, find_copies, find_giveaways
-from elliptica.tables.table import MAX_COLUMNS, Table, TableError, check_column
+from elliptica.tables.leaks import find_copies, find_giveaways
+from elliptica.tables.table import Table, TableError, check_column
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -44,8 +39,37 @@ MIN_CLASS_ROWS = 5
 #: Groups with fewer rows are not judged, because their scores would be noise.
 MIN_GROUP_ROWS = 10
 MAX_GROUPS = 50
-#: Minimum number of distinct times, for training, validation and test.
-MIN_TIMES = 3
+#: Minimum number of distinct times and of blocks, for training, validation and test.
+MIN_PARTS = 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """The column to predict: how its cells are read, and its classes."""
+
+    column: Column
+    classes: tuple[Any, ...] = ()  # labels (int or str) in order; empty for regression
+
+    def read(self, cells: pl.Series) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows have a target, and the targets of these rows; raise for others than classes."""
+        known = clean(cells).is_not_null()
+        values = self.column.read(cells)
+        if not self.classes:
+            return known.to_numpy(), values.filter(known).to_numpy()
+        names = clean(pl.Series([str(label) for label in self.classes])).to_list()
+        places = dict(zip(names, self.classes, strict=True))
+        new = (known & ~values.is_in(list(places))).arg_true()
+        if len(new):
+            raise TableError(
+                f"Column {self.column.name!r}, row {new[0] + 1}: {values[new[0]]!r} is not among the classes "
+                f"({', '.join(list(places)[:12])}). Correct the cell, or remove the row."
+            )
+        return known.to_numpy(), np.asarray([places[value] for value in values.filter(known)])
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Target:
+        """Restore from the values of `TableProblem.reading`."""
+        return cls(Column.from_json(state["column"]), tuple(state["classes"]))
 
 
 @dataclass(frozen=True)
@@ -58,54 +82,45 @@ class TableProblem:
     target: np.ndarray  # one label (int or str) or number per row
     task: Literal["classification", "regression"]
     target_name: str  # name of the target column
-    #: Group of each row as text; empty for groups that are too small to judge. None: no groups.
-    groups: np.ndarray | None = None
-    group_name: str | None = None  # name of the group column
-    #: Number of the block of each row; a block is never divided. None: rows are independent.
-    blocks: np.ndarray | None = None
-    #: Number per row that copies of a row share. None: no copies.
-    copies: np.ndarray | None = None
-    notices: tuple[str, ...] = ()  # remarks about decisions that the table of columns does not show
-    ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
-    text_as_missing: tuple[str, ...] = ()  # inputs in which cells of text count as missing
-    kinds: tuple[str, ...] = ()  # kinds of the inputs, in order: "number", "category", "date" or "text"
-    columns: tuple[ColumnUse, ...] = ()  # every column of the table except the target
+    inputs: tuple[Column, ...]  # how each input is read, also from other tables
+    goal: Target  # how the target is read from other tables
+    columns: tuple[ColumnUse, ...]  # every column of the table except the target
+    groups: np.ndarray | None = None  # group of each row as text; empty if it is too small to judge
+    group_name: str | None = None
+    blocks: np.ndarray | None = None  # number of the block of each row; a block is never divided
+    split_name: str | None = None
+    copies: np.ndarray | None = None  # number per row that copies of a row share; None: no copies
     #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it; rows of a test
     #: file follow, sorted among themselves.
     times: np.ndarray | None = None
-    #: Rows of the test file, which follow the training rows. None: no test file.
-    is_test: np.ndarray | None = None
-    target_rows: pl.DataFrame | None = None  # unlabelled rows to predict, as `features`
     time_name: str | None = None
-    split_name: str | None = None
-    readings: tuple[Reading, ...] = ()  # how each input is parsed, also in other tables
-    #: Whether the target is positive and skewed, so that its logarithm is worth trying.
-    log_target_candidate: bool = False
+    is_test: np.ndarray | None = None  # rows of the test file, which follow the training rows
+    target_rows: pl.DataFrame | None = None  # unlabelled rows to predict, as `features`
+    notices: tuple[str, ...] = ()  # remarks that the table of columns does not show
+    ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
+    log_target_candidate: bool = False  # whether the logarithm of the target is worth trying
     giveaways: tuple[str, ...] = ()  # inputs that alone predict the target almost perfectly
-    target_reading: Reading | None = None  # how a numeric target is parsed from other tables
 
     @property
     def classes(self) -> list[Any]:
         """Classes in order; empty for regression."""
-        return [] if self.task == "regression" else np.unique(self.target).tolist()
+        return list(self.goal.classes)
 
     @property
     def kind_of(self) -> dict[str, str]:
-        """Kind of each input, as `TablePreprocessor` expects it."""
-        return dict(zip(self.features.columns, self.kinds, strict=True))
+        """Kind of each input."""
+        return {column.name: column.kind for column in self.inputs}
 
     def reading(self) -> dict[str, Any]:
-        """Return how the columns are parsed, for JSON; `columns.read_inputs` parses other tables with it."""
-        target = {} if self.target_reading is None else {"target": self.target_reading.to_dict()}
-        return {"columns": [reading.to_dict() for reading in self.readings], **target}
+        """Return how columns and target are read, for JSON."""
+        return {"columns": [asdict(column) for column in self.inputs], "target": asdict(self.goal)}
 
     def digest(self) -> str:
         """Return a fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
         sha = hashlib.sha256(self.features.write_csv().encode())
         for part in (self.target, self.groups, self.blocks, self.times, self.is_test):
             sha.update(b"" if part is None else "\n".join(map(str, part.tolist())).encode())
-        if self.kinds:
-            sha.update(",".join(self.kinds).encode())
+        sha.update(",".join(self.kind_of.values()).encode())
         if self.target_rows is not None:
             sha.update(self.target_rows.write_csv().encode())
         return sha.hexdigest()[:16]
@@ -128,7 +143,7 @@ def make_problem(
     """Decide the task and the columns that are used.
 
     Args:
-        table: The rows.
+        table: The training rows.
         target: Column to predict; rows without it are dropped.
         task: ``"auto"`` predicts classes for text, true/false and whole numbers with at most 20 values, and
             numbers otherwise.
@@ -137,584 +152,262 @@ def make_problem(
         time: Column of dates or numbers. Rows are sorted by it; rows without a time are dropped.
         group_as_input: Also use the group column as an input.
         ids: Columns that name the rows; they are not inputs.
-        as_: Kinds of columns that are recognised wrongly: ``"date"``, ``"number"``, ``"category"``,
-            ``"text"`` or ``"id"``.
-        test: Labelled rows for testing, read by the same rules.
-        target_rows: Unlabelled rows to predict, read by the same rules.
+        as_: Kinds of columns that are recognised wrongly, see `columns.Override`.
+        test: Labelled rows for testing, read in the notation of ``table``.
+        target_rows: Unlabelled rows to predict, read likewise.
 
     Raises:
-        TableError: If there is nothing to learn, or if the options do not fit the table.
-
-    Example:
-        >>> frame = pl.DataFrame({"x": [i % 7 for i in range(60)], "y": ["a", "b"] * 30})
-        >>> make_problem(Table(frame, "frame"), "y").task
-        'classification'
+        TableError: If there is nothing to learn, or if options or cells do not fit.
     """
-    if task not in get_args(Task):
-        raise TableError(f"task must be one of {', '.join(get_args(Task))}, but got {task!r}.")
-    roles = _Roles(target, group, split_by, time, group_as_input, tuple(ids), _overrides(table, target, as_))
-    _check_roles(table, roles)
+    roles, as_ = [target, *(name for name in (group, split_by, time) if name is not None)], as_ or {}
+    _check_roles(table, [*roles, *ids, *as_], as_)
+    if group_as_input and (group is None or group in ids):
+        raise TableError("group_as_input needs a group column that is not an id.")
+    uses = {name: ColumnUse(name, "id", "identifier, not used") for name in ids}
+    if split_by is not None:
+        uses[split_by] = ColumnUse(split_by, "unused", "rows of equal value stay together")
+    if group is not None and not group_as_input:
+        uses[group] = ColumnUse(group, "unused", "group, not an input", "--set group_as_input=true")
     notices = list(table.notices)
-    main = _prepare(table, roles, notices)
-    kind, labels = _target(main.frame[target], task, notices, table.decimal_comma)
-    reading = _target_reading(main.frame[target], labels, table.decimal_comma)
-    inputs = _recognise_inputs(main.frame, table, roles, notices)
-    inputs, giveaways = _warn_of_giveaways(inputs, target, labels, kind, notices)
-    copies = find_copies(_with_labels(inputs.features, labels))
-    _say_copies(copies, roles, test is not None, notices)
-    parts, targets, features = [main], [labels], [inputs.features]
-    is_test = wanted = None
+    comma = any(needs_comma(column) for column in table.frame.iter_columns())
+    goal = find_target(table.frame[target], task, comma, notices)
+    inputs = _recognise_inputs(table, target, uses, as_, comma)
+    clock = None if time is None else _find_time(table.frame[time], as_.get(time), comma)
+    parts = [_read_part(table, goal, clock, inputs, MIN_ROWS, notices)]
+    _check_target(goal, parts[0].target)
+    giveaways = _mark_giveaways(uses, parts[0], goal, notices)
+    is_test = None
     if test is not None:
-        said = list(test.notices)
-        other, more = _read_test(test, table, roles, main.time, (labels, reading), said)
-        rows = replace(test, frame=other.frame)
-        features.append(read_inputs(inputs.readings, rows, what="inputs", notices=said))
-        _say_known_rows(inputs.features, labels, features[-1], more, said)
-        notices += _with_name(test, said)
-        parts.append(other)
-        targets.append(more)
-        is_test = np.repeat([False, True], [len(part.frame) for part in parts])
-    if target_rows is not None:
-        said = list(target_rows.notices)
-        wanted = read_inputs(inputs.readings, target_rows, what="inputs", notices=said)
-        notices += _with_name(target_rows, said)
+        for name in roles:
+            check_column(test, name, "test rows")
+        parts.append(_read_part(test, goal, clock, inputs, MIN_TEST_ROWS, notices))
+        is_test = np.repeat([False, True], [len(part.target) for part in parts])
     return TableProblem(
-        features=pl.concat(features),
-        target=np.concatenate(targets),
-        task=kind,
+        features=pl.concat([part.features for part in parts]),
+        target=np.concatenate([part.target for part in parts]),
+        task="classification" if goal.classes else "regression",
         target_name=target,
-        groups=None if group is None else _groups(_joined(parts, group), is_test, notices),
+        inputs=inputs,
+        goal=goal,
+        columns=tuple(uses[name] for name in table.frame.columns if name != target),
+        groups=None if group is None else _groups(_read_role(parts, group), is_test, notices),
         group_name=group,
-        blocks=None if split_by is None else _blocks(_joined(parts, split_by)),
-        copies=_copies_of(copies, sum(len(part.frame) for part in parts[1:])),
-        notices=tuple(dict.fromkeys(notices)),
-        ids=tuple(dict.fromkeys((*ids, *(use.name for use in inputs.uses if use.kind == "id")))),
-        text_as_missing=tuple(reading.name for reading in inputs.readings if reading.text_as_missing),
-        kinds=tuple(reading.kind for reading in inputs.readings),
-        columns=inputs.uses,
-        times=None if time is None else np.concatenate([part.times for part in parts]),
-        is_test=is_test,
-        target_rows=wanted,
-        time_name=time,
+        blocks=None if split_by is None else _blocks(_read_role(parts, split_by)),
         split_name=split_by,
-        readings=inputs.readings,
-        log_target_candidate=kind == "regression" and is_log_candidate(labels),
+        copies=_find_copies(parts, notices),
+        times=None if time is None else np.concatenate([part.times for part in parts]),
+        time_name=time,
+        is_test=is_test,
+        target_rows=None if target_rows is None else read_inputs(inputs, target_rows),
+        notices=tuple(notices),
+        ids=tuple(name for name, use in uses.items() if use.kind == "id"),
+        log_target_candidate=not goal.classes and is_log_candidate(parts[0].target),
         giveaways=giveaways,
-        target_reading=reading,
     )
 
 
-def _warn_of_giveaways(
-    inputs: _Inputs, target: str, labels: np.ndarray, task: str, notices: list[str]
-) -> tuple[_Inputs, tuple[str, ...]]:
-    """Mark columns that give the target away and add warnings."""
-    giveaways = {each.name: each for each in find_giveaways(inputs.features, labels, task)}
-    for each in giveaways.values():
-        notices.append(
-            f"Warning: {each.words(target)}. If you do not know it before the target, the scores are too "
-            f"good to be true. Drop it with --as {shlex.quote(f'{each.name}=id')}."
-        )
-    uses = tuple(
-        replace(
-            use,
-            detail="; ".join(part for part in (use.detail, "gives the target away?") if part),
-            hint=f"--as {shlex.quote(f'{use.name}=id')}",
-        )
-        if use.name in giveaways
-        else use
-        for use in inputs.uses
-    )
-    return inputs._replace(uses=uses), tuple(giveaways)
+def _check_roles(table: Table, names: Sequence[str], as_: Mapping[str, str]) -> None:
+    """Raise if columns do not exist, or if the first of them, the target, has another role."""
+    for name in names:
+        check_column(table, name, "target" if name == names[0] else "other roles")
+    if names[0] in names[1:]:
+        raise TableError(f"{names[0]!r} is the target, so it cannot have another role.")
+    if wrong := set(as_.values()) - {*get_args(Override)}:
+        raise TableError(f"--as takes {', '.join(get_args(Override))}, but got {', '.join(wrong)}.")
 
 
-def _with_labels(features: pl.DataFrame, labels: np.ndarray) -> pl.DataFrame:
-    return features.with_columns(pl.Series("target of elliptica", labels))  # a name that tables do not have
-
-
-def _say_copies(copies: Copies, roles: _Roles, has_test: bool, notices: list[str]) -> None:
-    """Report rows that are equal in all inputs and in the target."""
-    n = copies.n_equal
-    if not n:
-        return
-    rows = f"{count(n, 'row')} of {len(copies.block):,}"
-    if copies.by_chance:
-        notices.append(
-            f"{rows} {'equals' if n == 1 else 'equal'} another one. The columns have few values, so this is "
-            "expected; all of them count as separate rows."
-        )
-        return
-    text = f"{rows} {'is a copy' if n == 1 else 'are copies'} of another one."
-    if roles.time is None and roles.split_by is None and not has_test:
-        text += " Copies stay in the same fold, so no row is tested by a model that was trained on its copy."
-    notices.append(text)
-
-
-def _copies_of(copies: Copies, n_more: int) -> np.ndarray | None:
-    """Number the copies; rows of a test file have none."""
-    if not copies.n_equal or copies.by_chance:
-        return None
-    return np.append(copies.block, copies.block.max() + 1 + np.arange(n_more))
-
-
-def _say_known_rows(
-    features: pl.DataFrame, labels: np.ndarray, other: pl.DataFrame, more: np.ndarray, notices: list[str]
-) -> None:
-    """Warn about test rows that are among the training rows."""
-    both = pl.concat([_with_labels(features, labels), _with_labels(other, more)])
-    copies = find_copies(both)
-    known = np.isin(copies.block[len(labels) :], copies.block[: len(labels)]).sum()
-    if known and not copies.by_chance:
-        notices.append(
-            f"Warning: {count(int(known), 'test row')} of {len(more):,} "
-            f"{'is a copy of a training row' if known == 1 else 'are copies of training rows'}, so scores "
-            "look too good. Remove them."
-        )
-
-
-def _with_name(table: Table, notices: list[str]) -> list[str]:
-    """Prefix notices with the name of the file that they are about."""
-    return [each if table.name in each else f"{table.name}: {each}" for each in notices]
-
-
-class _Roles(NamedTuple):
-    """Roles of columns, as named by options."""
-
-    target: str
-    group: str | None
-    split_by: str | None
-    time: str | None
-    group_as_input: bool
-    ids: tuple[str, ...]
-    as_: Mapping[str, Override]
-
-
-def _overrides(table: Table, target: str, as_: Mapping[str, str] | None) -> dict[str, Override]:
-    overrides: dict[str, Override] = {}
-    for name, kind in (as_ or {}).items():
-        check_column(table, name, "--as option")
-        if kind not in get_args(Override):
-            kinds = get_args(Override)
-            hint = did_you_mean(kind, kinds) or f"Pass one of {', '.join(kinds)}."
-            raise TableError(f"Column {name!r} cannot be read as {kind!r}. {hint}")
-        if name == target:
-            raise TableError(f"{name!r} is the target. Set its kind with --task, not with --as.")
-        overrides[name] = kind  # type: ignore[assignment]
-    return overrides
-
-
-def _check_roles(table: Table, roles: _Roles) -> None:
-    """Check that columns exist and that their roles do not exclude each other."""
-    if (n := len(table.frame.columns)) > MAX_COLUMNS:
-        raise TableError(
-            f"{table.name} has {n:,} columns, but at most {MAX_COLUMNS:,} are supported. Keep the best ones."
-        )
-    target, group, ids = roles.target, roles.group, roles.ids
-    special = [
-        ("target", target),
-        ("group", group),
-        ("split-by", roles.split_by),
-        ("time", roles.time),
-        *(("id", name) for name in ids),
-    ]
-    for what, name in special:
-        if name is not None:
-            check_column(table, name, what)
-    if target in (group, roles.split_by, roles.time, *ids):
-        raise TableError(
-            f"{target!r} is the target, so it cannot also be the group, split-by, time or id column. Name "
-            "another column."
-        )
-    if roles.group_as_input and group is None:
-        raise TableError("--group-as-input needs --group COLUMN.")
-    if roles.group_as_input and group in ids:
-        raise TableError(f"{group!r} cannot be both an id and an input. Omit --group-as-input or its --id.")
-
-
-def has_target(column: pl.Series) -> pl.Series:
-    """Mark the rows with a known target: not missing, and finite if it is a number."""
-    known = column.is_not_null()
-    if column.dtype.is_float():
-        known &= column.is_finite().fill_null(False)
-    return known
-
-
-class _Rows(NamedTuple):
-    """Rows with a target and, if there is a time column, a time."""
-
-    frame: pl.DataFrame
-    times: np.ndarray
-    time: Reading | None
-
-    def filter(self, known: np.ndarray) -> _Rows:
-        """Keep some of the rows."""
-        return _Rows(
-            self.frame.filter(pl.Series(known)), self.times[known] if self.time else self.times, self.time
-        )
-
-
-def _prepare(table: Table, roles: _Roles, notices: list[str]) -> _Rows:
-    """Return the usable rows of the training table, in the order of time."""
-    frame = _with_target(table, roles.target, notices)
-    if len(frame) < MIN_ROWS:
-        raise TableError(
-            f"There are {len(frame)} rows with a target, but at least {MIN_ROWS} are needed. With fewer, no "
-            "test part is large enough to compare methods."
-        )
-    if roles.time is None:
-        return _Rows(frame, np.empty(0), None)
-    as_ = roles.as_.get(roles.time)
-    time = time_reading(frame[roles.time], decimal_comma=table.decimal_comma, as_=as_)
-    rows = _by_time(table, frame, time, notices)
-    _check_times(rows, roles.time)
-    return rows
-
-
-def _with_target(table: Table, target: str, notices: list[str]) -> pl.DataFrame:
-    known = has_target(table.frame[target])
-    if lost := int((~known).sum()):
-        notices.append(f"{lost} of {len(known)} rows have no target and are dropped.")
-    return table.frame.filter(known)
-
-
-def _by_time(table: Table, frame: pl.DataFrame, reading: Reading, notices: list[str]) -> _Rows:
-    name = reading.name
-    values = read_column(frame[name], reading, decimal_comma=table.decimal_comma, notices=notices)
-    times = days_since_1970(values) if reading.kind == "date" else values
-    if gaps := times.null_count():
-        notices.append(
-            f"{gaps} of {len(frame)} rows of {table.name} have no time in {name!r} and are dropped, because "
-            "they cannot be placed before or after the others."
-        )
-        frame, times = frame.filter(times.is_not_null()), times.drop_nulls()
-    if not times.is_sorted():
-        notices.append(f"The rows of {table.name} are sorted by {name!r}.")
-        order = np.argsort(times.to_numpy(), kind="stable")
-        frame, times = frame[order], times[order]
-    return _Rows(frame, times.to_numpy(), reading)
-
-
-def _check_times(rows: _Rows, name: str) -> None:
-    if (n := len(np.unique(rows.times))) < MIN_TIMES:
-        same = f"the same value in all rows, {rows.frame[name][0]!r}" if n == 1 else f"{n} different values"
-        raise TableError(
-            f"The time column {name!r} has {same}, but at least {MIN_TIMES} are needed to train on the past "
-            "and test on what follows. Name another column, or omit --time."
-        )
-    if len(rows.frame) < MIN_ROWS:
-        raise TableError(
-            f"There are {len(rows.frame)} rows with a target and a time, but at least {MIN_ROWS} are needed."
-        )
-
-
-def _read_test(
-    test: Table,
-    table: Table,
-    roles: _Roles,
-    time: Reading | None,
-    learnt: tuple[np.ndarray, Reading | None],
-    notices: list[str],
-) -> tuple[_Rows, np.ndarray]:
-    """Return the rows of the test file that can be scored, and their targets."""
-    _check_test(test, table, roles)
-    frame = _with_target(test, roles.target, notices)
-    rows = _Rows(frame, np.empty(0), None)
-    if time is not None and len(frame):
-        rows = _by_time(test, frame, time, notices)
-    if len(rows.frame):
-        known, target = _test_target(rows.frame[roles.target], *learnt, notices, test)
-        rows = rows.filter(known)
-    if len(rows.frame) < MIN_TEST_ROWS:
-        raise TableError(
-            f"{test.name} has {len(rows.frame)} rows to test on, but at least {MIN_TEST_ROWS} are needed."
-        )
-    return rows, target
-
-
-def _check_test(test: Table, table: Table, roles: _Roles) -> None:
-    """Check that the test file has the columns that options name; inputs are checked when they are read."""
-    for what, name in (("target", roles.target), ("group", roles.group), ("time", roles.time)):
-        if name is not None and name not in test.frame.columns:
-            others = [each for each in test.frame.columns if each not in table.frame.columns]
-            hint = did_you_mean(name, others) or "A test file needs the columns of the table."
-            raise TableError(f"{test.name} has no column {name!r}, the {what} of {table.name}. {hint}")
-    if roles.split_by is not None and roles.split_by not in test.frame.columns:
-        raise TableError(
-            f"{test.name} has no column {roles.split_by!r}, the split-by column of {table.name}."
-        )
-
-
-def _test_target(
-    column: pl.Series, labels: np.ndarray, reading: Reading | None, notices: list[str], test: Table
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the test file that can be scored, and their targets.
-
-    Rows with a label that training never saw are dropped with a warning. Every method is wrong on them, so
-    they do not show which one is better. If they are the majority, the labels are probably written
-    differently, which raises.
-    """
-    if reading is not None and labels.dtype.kind == "f":
-        values = read_column(column, reading, decimal_comma=test.decimal_comma, notices=notices).to_numpy()
-        known = np.isfinite(values)
-        return known, values[known]
-    names = _label_names(column, reading, test.decimal_comma)
-    classes = {str(label): label for label in np.unique(labels).tolist()}
-    known = np.isin(names, list(classes))
-    if not known.all():
-        unseen = sorted(set(names[~known].tolist()))
-        shown = ", ".join(map(repr, unseen[:5])) + (" ..." if len(unseen) > 5 else "")
-        words = (
-            f"{int((~known).sum())} of {len(names)} rows of {test.name} have a {column.name!r} that training"
-        )
-        if known.sum() <= 0.5 * len(known):
-            raise TableError(
-                f"{words} never saw: {shown}. Training has {', '.join(map(repr, list(classes)[:5]))}. Write "
-                "the labels in the same way in both files."
-            )
-        notices.append(
-            f"Warning: {words} never saw ({shown}). They are dropped, as no method can predict them."
-        )
-    return known, np.asarray([classes[label] for label in names[known].tolist()], dtype=labels.dtype)
-
-
-def _label_names(column: pl.Series, reading: Reading | None, decimal_comma: bool) -> np.ndarray:
-    """Return labels as text, whole numbers without signs and separators."""
-    if reading is None or column.dtype != pl.String:
-        return _labels(column).astype(str)
-    numbers = read_written_numbers(column, reading, decimal_comma=decimal_comma).numbers.to_list()
-    pairs = zip(column.to_list(), numbers, strict=True)
-    return np.asarray([text if value is None or value % 1 else str(int(value)) for text, value in pairs])
-
-
-def is_log_candidate(values: np.ndarray) -> bool:
-    """Return whether numbers are positive and so skewed that their logarithm is worth trying.
-
-    The rule: all are positive, at least 20 differ, their skewness is above 1, and the skewness of their
-    logarithms is less than half of it.
-
-    Example:
-        >>> is_log_candidate(np.exp(np.linspace(0, 9, 50))), is_log_candidate(np.linspace(1, 9, 50))
-        (True, False)
-    """
-    if len(np.unique(values)) < FEW_VALUES or values.min() <= 0:
-        return False
-    skewness = _skewness(values)
-    return skewness > 1 and abs(_skewness(np.log(values))) < 0.5 * skewness
-
-
-def _skewness(values: np.ndarray) -> float:
-    centred = (values - values.mean()) / values.std()
-    return float((centred**3).mean())
-
-
-def _target(
-    column: pl.Series, task: Task, notices: list[str], decimal_comma: bool
-) -> tuple[Literal["classification", "regression"], np.ndarray]:
-    if column.dtype.is_temporal():
-        raise TableError(
-            f"The target {column.name!r} holds dates or times. Compute a number from them, e.g. days."
-        )
-    if task != "classification" and column.dtype == pl.String:
-        column = _written_numbers(column, notices, decimal_comma)
-    numeric = column.dtype.is_numeric()
-    n_values = column.n_unique()
-    if task != "classification" and column.dtype == pl.String and n_values > FEW_VALUES:
-        _refuse_stray_text(column, decimal_comma)
+def find_target(cells: pl.Series, task: Task, comma: bool, notices: list[str]) -> Target:
+    """Decide the task and how the target is read."""
+    name, known = cells.name, clean(cells)
+    if known.dtype.is_temporal():
+        raise TableError(f"The target {name!r} holds dates or times. Compute a number from them, e.g. days.")
+    n_values = known.drop_nulls().n_unique()
+    number = _number_column(known, n_values, comma) if task != "classification" else None
     if task == "auto":
-        whole = numeric and bool((column.cast(pl.Float64) % 1 == 0).all())
-        few = whole and n_values <= (2 if column.dtype.is_float() else FEW_VALUES)
-        task = "classification" if not numeric or few else "regression"
-        kind = "text" if not numeric else "whole numbers" if whole else "numbers"
+        task = "classification"
+        if number is not None:
+            has_points = known.dtype.is_float() or known.cast(pl.String).str.contains(r"\d\.").any()
+            whole = bool((number.read(cells).drop_nulls() % 1 == 0).all())
+            few = whole and n_values <= (2 if has_points else FEW_VALUES)
+            task = "classification" if few else "regression"
         notices.append(
-            f"Task: {task}, because {column.name!r} holds {kind} with {n_values} distinct values "
-            "(change it with --task)."
+            f"Task: {task}, because {name!r} holds {'text' if number is None else 'numbers'} with "
+            f"{n_values} distinct values (change it with --task)."
         )
     if task == "regression":
-        if not numeric:
-            raise TableError(
-                f"Regression needs a numeric target, but {column.name!r} holds text, e.g. "
-                f"{str(column[0])!r}. Correct the column, or pass --task classification."
-            )
-        if n_values < 2:
-            raise TableError(
-                f"The target {column.name!r} has the same value in all rows, so there is nothing to learn."
-            )
-        return "regression", _real(column)
-    labels = _labels(column)
-    _check_classes(labels, column)
-    return "classification", labels
+        return Target(number or Column(name, "number"))
+    column = as_category(known)
+    labels = column.read(cells).filter(known.is_not_null()).unique().sort()
+    if is_whole(labels) and all(abs(int(label)) < 2**63 for label in labels):
+        return Target(column, tuple(sorted(int(label) for label in labels)))
+    return Target(column, tuple(labels))
 
 
-def _target_reading(column: pl.Series, labels: np.ndarray, decimal_comma: bool) -> Reading | None:
-    """Return how numbers, also those that are classes, are parsed from other tables; None for text."""
-    if labels.dtype.kind not in "if":
+def _number_column(known: pl.Series, n_values: int, comma: bool) -> Column | None:
+    """Return the notation of a target that holds numbers; a few other cells raise when it is read."""
+    if known.dtype.is_numeric():
+        return Column(known.name, "number")
+    if known.str.contains(r"^[-+]?0\d+$").any():
         return None
-    if column.dtype != pl.String:
-        return Reading(column.name, "number", {"decimal": ","} if decimal_comma else {})
-    return Reading(column.name, "number", find_notation(column, decimal_comma=decimal_comma)._asdict())
+    column, share = find_number(known, comma=comma) or (None, 0.0)
+    return column if share == 1 or (share >= 0.9 and n_values > FEW_VALUES) else None
 
 
-def _written_numbers(column: pl.Series, notices: list[str], decimal_comma: bool) -> pl.Series:
-    """Parse numbers with thousands separators or signs; return other columns unchanged."""
-    notation = find_notation(column, decimal_comma=decimal_comma)
-    strays = find_strays(column, notation=notation)
-    if len(strays.odd) or not notation.words():
-        return column
-    notices.append(f"Target {column.name!r}: {', '.join(notation.words())}.")
-    whole = bool((strays.numbers % 1 == 0).all()) and bool((strays.numbers.abs() < 2**53).all())
-    return strays.numbers.cast(pl.Int64) if whole else strays.numbers
-
-
-def _real(column: pl.Series) -> np.ndarray:
-    values = column.cast(pl.Float64).to_numpy()
-    if (largest := float(np.abs(values).max())) > LARGEST:
-        raise TableError(
-            f"The target {column.name!r} has a value of {largest:g}, whose square overflows. If it is a code "
-            "for a missing value, empty the cell; otherwise divide the column by a constant."
-        )
-    if (spread := float(np.ptp(values))) < 1 / LARGEST:
-        raise TableError(
-            f"The values of the target {column.name!r} differ by {spread:g} at most, whose square is zero in "
-            "floating point. Multiply the column by a constant."
-        )
-    return values
-
-
-def _refuse_stray_text(column: pl.Series, decimal_comma: bool) -> None:
-    """Raise if a few cells of text turn a numeric target into text, which makes no sense as classes."""
-    strays = find_strays(column, decimal_comma=decimal_comma)
-    if 0 < strays.share < STRAY_SHARE:
-        raise TableError(
-            f"In the target {strays.words(column.name)}. Correct or empty them for a regression (rows "
-            "without a target are dropped), or pass --task classification."
-        )
-
-
-def _labels(column: pl.Series) -> np.ndarray:
-    """Return whole numbers as integers, and everything else as text, also integers that are too large."""
-    if column.dtype.is_numeric() and bool((column.cast(pl.Float64) % 1 == 0).all()):
-        whole = column.cast(pl.Int64, strict=False)
-        if not whole.null_count():
-            return whole.to_numpy()
-    return np.asarray(column.cast(pl.String).to_list())
-
-
-def _check_classes(labels: np.ndarray, column: pl.Series) -> None:
-    values, counts = np.unique(labels, return_counts=True)
+def _check_target(goal: Target, target: np.ndarray) -> None:
+    name = goal.column.name
+    values, counts = np.unique(target, return_counts=True)
     if len(values) < 2:
+        raise TableError(f"The target {name!r} has the same value in all rows, so there is nothing to learn.")
+    if goal.classes and counts.min() < MIN_CLASS_ROWS:
         raise TableError(
-            f"The target {column.name!r} has only one class, {values.tolist()[0]!r}. Nothing can be learnt."
-        )
-    if counts.min() < MIN_CLASS_ROWS:
-        rare = values[counts < MIN_CLASS_ROWS].tolist()
-        hint = " Or pass --task regression." if column.dtype.is_numeric() else ""
-        raise TableError(
-            f"Class {values[counts.argmin()].item()!r} of {column.name!r} has "
-            f"{count(int(counts.min()), 'row')}, but {MIN_CLASS_ROWS} are needed so "
-            f"that training, validation and test each have some ({len(rare)} of "
-            f"{len(values)} classes are too small). Merge classes, or remove these rows.{hint}"
+            f"Class {values[counts.argmin()].item()!r} of {name!r} has {count(int(counts.min()), 'row')}, "
+            f"but {MIN_CLASS_ROWS} are needed so that training, validation and test each have some. Merge "
+            "classes, remove these rows, or pass --task regression."
         )
 
 
-def _groups(column: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:
-    # the empty name stands for groups that are not judged, so no group of the table may have it
-    text = column.cast(pl.String).fill_null(MISSING).replace("", "(empty)")
-    if gaps := column.null_count():
-        notices.append(f"Group {MISSING!r}: {count(gaps, 'row')} without a value in {column.name!r}.")
+def _recognise_inputs(
+    table: Table, target: str, uses: dict[str, ColumnUse], as_: Mapping[str, str], comma: bool
+) -> tuple[Column, ...]:
+    """Decide how all other columns than the target and those in ``uses`` are used, and add them there."""
+    inputs = []
+    for name in table.frame.columns:
+        if name != target and name not in uses:
+            kind = cast("Override | None", as_.get(name))
+            uses[name], column = recognise(table.frame[name], as_=kind, comma=comma)
+            inputs += [] if column is None else [column]
+    if not inputs:
+        why = " ".join(f"Column {use.name!r}: {use.detail}." for use in list(uses.values())[-5:])
+        raise TableError(f"{table.name} has no column to predict {target!r} from. {why}")
+    return tuple(inputs)
+
+
+def _find_time(cells: pl.Series, as_: str | None, comma: bool) -> Column:
+    """Decide how a column of times is read: as dates, or as increasing numbers."""
+    column = recognise(cells, as_=cast("Override | None", as_), comma=comma)[1]
+    if column is None or column.kind not in ("date", "number"):
+        column = recognise(cells, as_="number", comma=comma)[1]
+    if column is None:
+        raise TableError(f"The time column {cells.name!r} holds neither dates nor numbers that differ.")
+    return column
+
+
+class _Part(NamedTuple):
+    """Rows of one table that have a target and, if there is a time column, a time."""
+
+    frame: pl.DataFrame
+    features: pl.DataFrame
+    target: np.ndarray
+    times: np.ndarray
+
+
+def _read_part(
+    table: Table,
+    goal: Target,
+    clock: Column | None,
+    inputs: Sequence[Column],
+    least: int,
+    notices: list[str],
+) -> _Part:
+    """Read a table in the notation of training, in the order of time."""
+    known, target = goal.read(table.frame[goal.column.name])
+    features = read_inputs(inputs, table)
+    rows, times = np.flatnonzero(known), np.empty(0)
+    if lost := len(known) - len(rows):
+        notices.append(f"{lost} of {len(known)} rows of {table.name} have no target and are dropped.")
+    if clock is not None:
+        values = clock.read(table.frame[clock.name])
+        if clock.kind == "date":
+            values = values.cast(pl.Int64) / 8.64e10  # days since 1970
+        times = values.to_numpy()[rows]
+        if lost := int(np.isnan(times).sum()):
+            notices.append(f"{lost} rows of {table.name} have no time in {clock.name!r} and are dropped.")
+        order = np.argsort(times, kind="stable")[: len(times) - lost]  # missing times are last
+        rows, target, times = rows[order], target[order], times[order]
+        if len(np.unique(times)) < MIN_PARTS and least == MIN_ROWS:
+            raise TableError(
+                f"The time column {clock.name!r} has {len(np.unique(times))} values, but {MIN_PARTS} are "
+                "needed to train on the past and test on what follows."
+            )
+    if len(rows) < least:
+        raise TableError(
+            f"{table.name} has {count(len(rows), 'row')} with a target{' and a time' if clock else ''}, "
+            f"but at least {least} are needed."
+        )
+    return _Part(table.frame[rows], features[rows], target, times)
+
+
+def _mark_giveaways(
+    uses: dict[str, ColumnUse], main: _Part, goal: Target, notices: list[str]
+) -> tuple[str, ...]:
+    """Mark inputs that give the target away, and add warnings."""
+    task = "classification" if goal.classes else "regression"
+    giveaways = find_giveaways(main.features, main.target, task)
+    for name in giveaways:
+        hint = f"--as {shlex.quote(f'{name}=id')}"
+        detail = "; ".join(part for part in (uses[name].detail, "gives the target away?") if part)
+        uses[name] = replace(uses[name], detail=detail, hint=hint)
+        notices.append(
+            f"Warning: column {name!r} alone predicts {goal.column.name!r} almost perfectly. If you do not "
+            f"know it before the target, the scores are too good to be true. Drop it with {hint}."
+        )
+    return tuple(giveaways)
+
+
+def _find_copies(parts: Sequence[_Part], notices: list[str]) -> np.ndarray | None:
+    """Number the rows so that copies share a number; None if there are no copies."""
+    target = pl.Series("target of elliptica", np.concatenate([part.target for part in parts]))
+    copies = find_copies(pl.concat([part.features for part in parts]).with_columns(target))
+    if not copies.n_equal or copies.by_chance:
+        return None
+    n = len(parts[0].target)
+    n_known = int(np.isin(copies.block[n:], copies.block[:n]).sum())
+    notices.append(
+        f"{copies.n_equal:,} of {len(target):,} rows equal another one. Random folds keep copies together."
+    )
+    if n_known:
+        notices.append(f"Warning: {n_known:,} test rows are copies of training rows. Remove them.")
+    return copies.block
+
+
+def _read_role(parts: Sequence[_Part], name: str) -> pl.Series:
+    """Read a group or split-by column of all parts as categories, exactly as it is written."""
+    column = as_category(clean(parts[0].frame[name]))
+    return pl.concat([column.read(part.frame[name]) for part in parts])
+
+
+def _groups(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:
     judged = text if is_test is None else text.filter(pl.Series(is_test))
     counts = dict(judged.value_counts().iter_rows())
-    if len(counts) > MAX_GROUPS:
+    small = sorted(name for name, n in counts.items() if n < MIN_GROUP_ROWS)
+    n_large = len(counts) - len(small)
+    if n_large < 2 or len(counts) > MAX_GROUPS:
         raise TableError(
-            f"The group column {column.name!r} has {len(counts)} values, but at most {MAX_GROUPS} groups can "
-            "be judged. Merge them, e.g. into ranges of a number."
-        )
-    small = sorted(name for name, count in counts.items() if count < MIN_GROUP_ROWS)
-    large = [name for name in counts if name not in small]
-    if len(large) < 2:
-        where = "" if is_test is None else " in the test file"
-        raise TableError(
-            f"The group column {column.name!r} has {len(large)} groups of at least "
-            f"{MIN_GROUP_ROWS} rows{where}, but at least two are needed. Merge small groups."
+            f"The group column {text.name!r} has {len(counts)} values, {n_large} of them with at least "
+            f"{MIN_GROUP_ROWS} rows, but 2 to {MAX_GROUPS} groups can be judged. Merge groups."
         )
     if small:
         notices.append(
             f"Groups with fewer than {MIN_GROUP_ROWS} rows are not judged separately: {', '.join(small)}."
         )
-    if is_test is not None:
-        new = sorted(set(counts) - set(text.filter(pl.Series(~is_test)).to_list()))
-        if new:
-            notices.append(f"Groups only in the test file: {', '.join(new)}. Training never sees them.")
-    least = min(counts[name] for name in large)
-    if least < 5 * MIN_GROUP_ROWS:
-        notices.append(f"The smallest group has {least} rows, so worst-group scores are rough.")
-    return np.asarray(["" if name in small else name for name in text.to_list()])
+    return np.asarray(["" if name in small else name for name in text])
 
 
-def _blocks(column: pl.Series) -> np.ndarray:
-    if column.null_count():
+def _blocks(text: pl.Series) -> np.ndarray:
+    if (text == MISSING).any() or text.n_unique() < MIN_PARTS:
         raise TableError(
-            f"The split-by column {column.name!r} has {column.null_count()} missing values, so their side of "
-            "the split is unknown. Fill them in, or remove the rows."
+            f"The split-by column {text.name!r} has gaps or {text.n_unique()} values, but needs at least "
+            f"{MIN_PARTS} values and no gaps, for training, validation and test."
         )
-    blocks = column.cast(pl.String).to_physical().rank("dense").to_numpy().astype(np.int64) - 1
-    if (n := len(np.unique(blocks))) < MIN_CLASS_ROWS:
-        raise TableError(
-            f"The split-by column {column.name!r} has {n} values, but at least {MIN_CLASS_ROWS} are needed "
-            "for training, validation and test. Split by another column."
-        )
-    return blocks
+    return text.rank("dense").to_numpy().astype(np.int64) - 1
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a problem."""
+def is_log_candidate(values: np.ndarray) -> bool:
+    """Return whether numbers are positive and so skewed that their logarithm is worth trying.
 
-    features: pl.DataFrame
-    readings: tuple[Reading, ...]
-    uses: tuple[ColumnUse, ...]  # every column except the target
-
-
-def _recognise_inputs(frame: pl.DataFrame, table: Table, roles: _Roles, notices: list[str]) -> _Inputs:
-    """Decide how every column is used."""
-    kept, readings, uses = [], [], []
-    copies = find_copies(frame.select(column for column in frame.iter_columns() if is_usable(column)))
-    distinct = frame.filter(copies.is_first) if copies.n_equal and not copies.by_chance else frame
-    for column in frame.iter_columns():
-        if column.name == roles.target:
-            continue
-        if (use := _use_by_role(column, roles)) is None:
-            as_ = roles.as_.get(column.name)
-            use, reading, values = recognise(
-                column,
-                table.frame[column.name],
-                distinct=distinct[column.name],
-                decimal_comma=table.decimal_comma,
-                as_=as_,
-                notices=notices,
-            )
-            if reading is not None and values is not None:
-                kept.append(values)
-                readings.append(reading)
-        uses.append(use)
-    if not kept:
-        why = [f"Column {use.name!r} is not used: {use.detail}." for use in uses][-5:]
-        why = why or [f"{table.name} has no column besides the target {roles.target!r}."]
-        raise TableError("No column is left to predict from. " + " ".join(why))
-    return _Inputs(pl.DataFrame(kept), tuple(readings), tuple(uses))
-
-
-def _use_by_role(column: pl.Series, roles: _Roles) -> ColumnUse | None:
-    """Return the use of a column that an option names; None if it may be an input."""
-    name = column.name
-    if name in roles.ids:
-        return ColumnUse(name, "id", "identifier, not used")
-    if name == roles.split_by:
-        return ColumnUse(
-            name, "unused", f"rows of equal value stay together, {count(column.n_unique(), 'value')}"
-        )
-    if name == roles.group and not roles.group_as_input:
-        return ColumnUse(name, "unused", "group, not an input", "--group-as-input")
-    return None
-
-
-def _joined(parts: Sequence[_Rows], name: str) -> pl.Series:
-    """Join a column of the table and of the test file, as text; 1 and 1.0 are equal."""
-    return pl.concat([as_text(part.frame[name]) for part in parts])
+    At least 20 differ, their skewness is above 1, and that of their logarithms less than half of it.
+    """
+    if len(np.unique(values)) < FEW_VALUES or values.min() <= 0:
+        return False
+    before, after = (float(pl.Series(each).skew() or 0) for each in (values, np.log(values)))
+    return before > 1 and abs(after) < 0.5 * before

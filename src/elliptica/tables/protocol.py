@@ -1,11 +1,10 @@
 """Rules that all methods share: the rows of a fold, the choice among trials, and the record.
 
-In every fold, a method tries the settings of `elliptica.tables.plan.draw_settings` on the training rows
+In every fold, a method tries the settings of `elliptica.tables.methods.draw_settings` on the training rows
 without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
 trained on all training rows and predict the test rows once. In large tables, trials see only part of the
 rows. The chosen settings are then trained on all rows except the validation rows, which choose the length
-again. `elliptica.tables.networks` applies these rules to networks, `elliptica.tables.references` to boosted
-trees and linear models.
+again.
 """
 
 from __future__ import annotations
@@ -15,28 +14,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.tables.metrics import (
-    MIN_PROBABILITY,
-    classification_scores,
-    metrics_of,
-    regression_scores,
-    target_bounds,
-)
-from elliptica.tables.plan import Plan
+from elliptica.tables.methods import METHODS, Plan
+from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
 
 #: Called with the finished share of a task and a message. May raise to stop the task.
 Report = Callable[[float, str], None]
 
-#: Reason for a failure that may be retried.
-NO_TIME = "the time was over before the first epoch"
-#: Largest predicted logarithm; its exponential is still finite.
-_MAX_LOG = 700.0
 #: Range of plausible temperatures; values outside mean that there are too few validation rows.
 _TEMPERATURES = (0.05, 20.0)
 
@@ -105,10 +93,10 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True)
 class FoldRows:
-    """The rows of a fold as numbers; preprocessing and scaling are fitted on its training rows."""
+    """The rows of a fold as numbers; preprocessing is fitted on its training rows."""
 
     fold: Fold
-    x: np.ndarray  # inputs of all rows of the table, scaled, float32
+    x: np.ndarray  # inputs of all rows of the table
     y: np.ndarray  # class numbers or targets of all rows
     fit: np.ndarray  # rows that trials are trained on
     validation: np.ndarray  # rows that choose among trials
@@ -125,77 +113,31 @@ class FoldRows:
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
     """Convert the rows to numbers, and sample the rows that trials see in a large table."""
-    draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
-    train = _at_most(fold.train, plan.train_rows, draws)
-    preprocess = make_preprocessor(problem).fit(problem.features[train])
-    inputs = np.asarray(preprocess.transform(problem.features))
-    x = StandardScaler().fit(inputs[train]).transform(inputs).astype(np.float32)
+    preprocess = make_preprocessor(problem).fit(problem.features[fold.train])
+    x = np.asarray(preprocess.transform(problem.features))
+    y, bounds = problem.target, np.empty(0)
     if problem.task == "classification":
-        y, bounds = np.unique(problem.target, return_inverse=True)[1], np.empty(0)
+        y = np.unique(y, return_inverse=True)[1]
     else:
-        y, bounds = problem.target, target_bounds(problem, train)
-    fit, stop = fold.fit, None
+        bounds = fifths(y[fold.train])
+    fit, train, stop = fold.fit, fold.train, None
     if len(fit) > plan.tuning_rows:
-        train, stop = _at_most(fit, plan.train_rows, draws), fold.validation
-    fit = _at_most(fit, plan.tuning_rows, draws)
+        train, stop = fit, fold.validation
+        draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
+        fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
     return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
-
-
-def _at_most(rows: np.ndarray, n: int, draws: np.random.Generator) -> np.ndarray:
-    return rows if len(rows) <= n else np.sort(draws.choice(rows, n, replace=False))
-
-
-@dataclass(frozen=True)
-class TargetScale:
-    """Transformation between the targets of a regression and what a model learns."""
-
-    log: bool
-    mean: float = 0.0
-    scale: float = 1.0
-
-    @classmethod
-    def of(cls, target: np.ndarray, *, log: bool) -> TargetScale:
-        """Standardise the targets of these rows, or their logarithms."""
-        values = np.log(target) if log else target
-        return cls(log, float(values.mean()), float(values.std()) or 1.0)
-
-    def learn(self, target: np.ndarray) -> np.ndarray:
-        """Transform targets to what a model learns."""
-        values = np.log(target) if self.log else target
-        return (values - self.mean) / self.scale
-
-    def read(self, output: np.ndarray) -> np.ndarray:
-        """Transform outputs of a model back to the units of the table."""
-        values = output * self.scale + self.mean
-        return np.exp(values.clip(-_MAX_LOG, _MAX_LOG)) if self.log else values
-
-
-def pool(members: np.ndarray, known: np.ndarray, plan: Plan) -> Predicted:
-    """Average the predictions of an ensemble; numbers are clipped first.
-
-    Args:
-        members: Probabilities ``(models, rows, classes)``, or numbers ``(models, rows)``.
-        known: Targets of the training rows; numbers are clipped to their range.
-        plan: Its ``bounded`` says whether numbers are clipped.
-    """
-    if members.ndim == 3:
-        return Predicted(members.mean(0), np.empty(0))
-    bounded = members.clip(known.min(), known.max()) if plan.bounded else members
-    return Predicted(bounded.mean(0), members.mean(0))
 
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
     """Score predictions of the validation rows; by class or fifth if no group has rows there."""
-    target = problem.target[rows.validation]
     groups = None if problem.groups is None else problem.groups[rows.validation]
     if groups is not None and not (groups != "").any():
         groups = None
-    if problem.task == "classification":
-        scores = classification_scores(target, predicted, problem.classes, groups)
-    else:
-        scores = regression_scores(target, predicted, rows.bounds, groups)
-    del scores["parts"]
-    return scores
+    target = problem.target[rows.validation]
+    test = single_test(
+        problem.task, target, {"": predicted}, classes=problem.classes, groups=groups, bounds=rows.bounds
+    )
+    return score(test)[""]
 
 
 def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> tuple[float, ...]:
@@ -206,7 +148,7 @@ def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> t
     """
     average = scores["brier" if problem.task == "classification" else "rmse"]
     worst = metrics_of(problem.task, problem.groups is not None)[1]
-    if plan.select == "average" or worst.name not in scores:
+    if plan.select != "worst" or worst.name not in scores:
         return (-average,)
     return (scores[worst.name] if worst.higher_is_better else -scores[worst.name], -average)
 
@@ -267,21 +209,9 @@ def make_record(
     length: int,
     seconds: float,
 ) -> Record:
-    """Record a method that was trained and tested.
-
-    Args:
-        problem: The table.
-        rows: Rows of the fold.
-        method: Name of the method.
-        trials: Trials in order.
-        chosen: Number of the chosen trial.
-        validation: Predictions of the chosen trial for the validation rows.
-        predicted: Predictions for the test rows.
-        length: Epochs or boosting iterations of the final model.
-        seconds: Time of trials and training.
-    """
+    """Record a method that was tested; the predictions for the validation rows calibrate it."""
     temperature = None
-    if problem.task == "classification":
+    if problem.task == "classification" and METHODS[method].calibrated:
         temperature = _temperature(validation, rows.y[rows.validation])
     return Record(
         rows.fold.repeat,
@@ -300,7 +230,7 @@ def make_record(
 
 def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds: float) -> Record:
     """Record a method whose trials or final training all failed; the record quotes the first error."""
-    reason = next((trial.error for trial in trials if trial.error), "the final training did not end in time")
+    reason = next((trial.error for trial in trials if trial.error), "the final training diverged")
     return Record(
         rows.fold.repeat,
         rows.fold.number,

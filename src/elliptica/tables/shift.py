@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from sklearn.covariance import LedoitWolf
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from skrub import SquashingScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import count
 from elliptica.estimators import TablePreprocessor
-from elliptica.estimators.columns import Kind
+from elliptica.estimators.preprocess import Kind
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.table import TableError
 
 Shift = Literal["random", "unseen", "time", "extrapolate", "test_file"]
 
-#: Share of the training rows that is held out to choose settings and epochs,
-VALIDATION_SHARE = 0.25
-#: and its largest useful number of rows.
-MAX_VALIDATION = 4_000
+#: Share of the training rows that is held out to choose settings and epochs, and its most useful rows.
+VALIDATION_SHARE, MAX_VALIDATION = 0.25, 4_000
 #: Share of the rows that `extrapolate` holds out.
 FAR_SHARE = 0.2
 #: Number of time blocks that are only trained on, before the first tested one.
 EARLIEST_BLOCKS = 2
-#: Number of time stretches that are treated as independent of each other.
-TIME_CLUSTERS = 40
+#: Number of time stretches that are treated as independent of each other; with fewer tested ones than the
+#: second number, their spread is unknown, and rows are treated as independent instead.
+TIME_CLUSTERS, MIN_TIME_CLUSTERS = 40, 5
 #: Repeats when every repeat tests the same rows in one fold; a single one would not show training noise.
 FIXED_TEST_REPEATS = 3
+#: More test parts cost time and tell nothing new.
+MAX_FOLDS = 50
+#: More blocks are dealt like rows, because balancing them one by one takes long.
+MANY_BLOCKS = 500
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class ShiftPlan:
     clusters: np.ndarray  # int per row: rows of one cluster depend on each other
     words: str  # a sentence that says what is trained on and what is tested
     n_repeats: int
+    ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
 
     @property
     def folds_per_repeat(self) -> int:
@@ -85,71 +93,57 @@ def make_shift(
 ) -> ShiftPlan:
     """Divide the rows of a problem into training, validation and test rows.
 
-    The test rows are those of ``--test FILE`` if it is given. Otherwise they are later rows (``--time``),
-    rows far from the rest (``extrapolate``), rows with unseen values (``--split-by``), or random rows.
-    Validation rows are held out from the training rows in the same way, so that settings suit the shift.
+    Validation rows are held out from the training rows as the test rows are, so that settings suit the shift.
 
     Args:
-        problem: The rows.
+        problem: The rows; its test rows, times or blocks select the shift.
         folds: Number of test parts per repeat; fewer if there are fewer blocks or times.
-        repeats: How often everything is repeated with other draws; by default once, or three times if the
-            test rows are the same in every repeat.
+        repeats: How often everything is repeated with other draws; None: once, or three times if a repeat has
+            a single fold.
         extrapolate: Hold out the fifth of the rows that lies farthest from the rest.
         seed: Seed of the draws.
 
     Raises:
         TableError: If the rows cannot be divided like this, or if a class would be missing in training.
-
-    Example:
-        >>> import polars as pl
-        >>> from elliptica.tables.problem import make_problem
-        >>> from elliptica.tables.table import Table
-        >>> frame = pl.DataFrame({"x": [i % 7 for i in range(60)], "y": ["a", "b"] * 30})
-        >>> plan = make_shift(make_problem(Table(frame, "frame"), "y"))
-        >>> plan.words
-        'Test on random rows: every row is predicted by models that were trained without it.'
-        >>> [len(fold.test) for fold in plan.folds]
-        [12, 12, 12, 12, 12]
     """
+    if not 2 <= folds <= MAX_FOLDS:
+        raise TableError(f"folds is {folds}. Pass a number from 2 to {MAX_FOLDS}.")
     shift = _which(problem, extrapolate)
-    if repeats is None:
-        repeats = FIXED_TEST_REPEATS if shift in ("extrapolate", "test_file") else 1
-    make = {
-        "random": _random_folds,
-        "unseen": _unseen_folds,
-        "time": _time_folds,
-        "extrapolate": _far_folds,
-        "test_file": _file_folds,
-    }[shift]
-    all_folds = []
-    for repeat in range(repeats):
+    all_folds: list[Fold] = []
+    repeat = 0
+    while repeat < (repeats or (FIXED_TEST_REPEATS if len(all_folds) == repeat else 1)):
         draws = np.random.default_rng(stream_seed("folds", seed, repeat))
-        parts = make(problem, folds, draws)
+        parts = _divide(problem, shift, folds, draws)
         all_folds += [Fold(repeat, number, *map(np.sort, part)) for number, part in enumerate(parts)]
+        repeat += 1
     for fold in all_folds:
-        _check_classes(problem, fold, shift)
-    _check_groups(problem, np.concatenate([fold.test for fold in all_folds]))
-    return ShiftPlan(
-        shift, tuple(all_folds), _clusters(problem, shift), _words(problem, shift, all_folds), repeats
-    )
+        if missing := _missing_classes(problem, fold):
+            raise TableError(
+                f"In fold {fold.number + 1} no training row has the class {missing[0]!r}. Merge classes, "
+                "remove its rows, or hold out other rows."
+            )
+    tested = np.unique(np.concatenate([fold.test for fold in all_folds]))
+    if problem.groups is not None and not (problem.groups[tested] != "").any():
+        raise TableError(
+            f"All test rows are in groups of {problem.group_name!r} that are too small to judge. Merge small "
+            "groups, or omit --group."
+        )
+    clusters, ordered = _clusters(problem, shift, tested)
+    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], ordered)
+    return ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, ordered)
 
 
-def trial_rows(problem: TableProblem, shift: Shift, most: int, seed: int) -> np.ndarray:
-    """Return the rows that a trial on the whole table would train on: no validation rows, at most ``most``.
+def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
+    """Return the rows of the saved model as a fold without test rows.
 
-    With ``--time`` these are the earlier rows, otherwise random ones (of whole blocks).
+    It is trained on all rows of the table, not on those of a test file: this is the model that was tested.
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
-    rows = np.arange(len(problem.target))
-    if shift == "time":
-        assert problem.times is not None
-        held = _latest(problem.times, rows, draws)
-    else:
-        held = _with_validation(problem, rows, rows[:0], draws).validation
-    if _missing_classes(problem, _Parts(rows, held, rows[:0])):
-        held = rows[:0]
-    fit = np.setdiff1d(rows, held, assume_unique=True)
-    return fit if len(fit) <= most else np.sort(draws.choice(fit, most, replace=False))
+    rows = np.arange(len(problem.target)) if problem.is_test is None else np.flatnonzero(~problem.is_test)
+    parts = _with_validation(problem, shift, rows, rows[:0], draws)
+    if _missing_classes(problem, parts):
+        parts = parts._replace(validation=rows[:0])
+    return Fold(-1, 0, *map(np.sort, parts))
 
 
 def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
@@ -158,174 +152,139 @@ def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
 
 
 def _which(problem: TableProblem, extrapolate: bool) -> Shift:
-    """Return the one shift that the options select."""
-    asked = {
-        "--test": problem.is_test is not None,
-        "--time": problem.times is not None,
-        "--extrapolate": extrapolate,
+    """Return the one shift that the options select; a test file may have blocks of its own."""
+    asked: dict[Shift, bool] = {
+        "test_file": problem.is_test is not None,
+        "time": problem.times is not None,
+        "extrapolate": extrapolate,
+        "unseen": problem.blocks is not None and problem.is_test is None,
     }
-    chosen = [name for name, is_asked in asked.items() if is_asked]
-    if problem.blocks is not None and chosen != ["--test"]:  # a test file may have its own blocks
-        chosen.append("--split-by")
+    chosen = [shift for shift, is_asked in asked.items() if is_asked]
     if len(chosen) > 1:
-        raise TableError(
-            f"{' and '.join(chosen)} select different test rows. Pass only one of them, and run a second "
-            "comparison for the other."
-        )
-    shifts: dict[str, Shift] = {
-        "--test": "test_file",
-        "--time": "time",
-        "--extrapolate": "extrapolate",
-        "--split-by": "unseen",
-    }
-    return shifts[chosen[0]] if chosen else "random"
+        raise TableError("Pass only one of test, time, extrapolate and split_by: each selects its test rows.")
+    return chosen[0] if chosen else "random"
 
 
-def _random_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Cross-validate with classes, fifths of the targets and groups in proportion."""
+def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[_Parts]:
+    """Return the parts of each fold of a repeat."""
     rows = np.arange(len(problem.target))
-    part = _deal_rows(problem, rows, folds, draws)
-    return [_with_validation(problem, rows[part != k], rows[part == k], draws) for k in range(folds)]
-
-
-def _unseen_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Cross-validate with all rows of a block in the same test part."""
-    assert problem.blocks is not None
-    rows = np.arange(len(problem.target))
-    part = _deal_blocks(problem.blocks, _strata(problem), folds, draws)
-    return [
-        _with_validation(problem, rows[part != k], rows[part == k], draws) for k in range(int(part.max()) + 1)
-    ]
-
-
-def _file_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Train on the table and test on the test file."""
-    assert problem.is_test is not None
-    is_test = problem.is_test
-    return [_with_validation(problem, np.flatnonzero(~is_test), np.flatnonzero(is_test), draws)]
-
-
-def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Use an expanding window: each block of time is tested by models trained on all rows before it."""
-    times = problem.times
-    assert times is not None
-    if len(np.unique(times)) < 2:
-        raise TableError(
-            f"The time column {problem.time_name!r} has the same value in all rows, so there are no later "
-            "rows to test on. Choose another column, or omit --time."
-        )
-    block = _cut(times, folds + EARLIEST_BLOCKS)
-    n_blocks = int(block.max()) + 1
-    first = min(EARLIEST_BLOCKS, n_blocks - 1)
-    parts_of_folds = []
-    for number in range(first, n_blocks):
-        train, test = np.flatnonzero(block < number), np.flatnonzero(block == number)
-        parts = _Parts(train, _latest(times, train, draws), test)
-        if not _missing_classes(problem, parts):  # skip blocks until all classes have been seen
-            parts_of_folds.append(parts)
-    if not parts_of_folds:
-        raise TableError(
-            f"Some classes of {problem.target_name!r} occur only in the last stretch of "
-            f"{problem.time_name!r}, so no model of the past can predict them. Merge classes, or choose "
-            "another --time."
-        )
-    return parts_of_folds
-
-
-def _latest(times: np.ndarray, train: np.ndarray, draws: np.random.Generator) -> np.ndarray:
-    """Return the latest part of the training rows; a random part if all have the same time."""
-    order = train[np.argsort(times[train], kind="stable")]
-    n = _n_validation(len(train))
-    begin = times[order[-n]]
-    late = train[times[train] >= begin]
-    if len(late) > len(train) / 2:  # many rows share one time: begin with the next one
-        late = train[times[train] > begin]
-    return late if 0 < len(late) <= len(train) / 2 else draws.permutation(train)[:n]
-
-
-def _far_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Test the rows farthest from the mean; the farthest of the others are for validation.
-
-    Distances are measured in whitened inputs. The same share of every class is held out, so none is missing.
-    """
-    inputs = StandardScaler().fit_transform(make_preprocessor(problem).fit_transform(problem.features))
-    distance = LedoitWolf().fit(inputs).mahalanobis(inputs)
-    classes = np.unique(problem.target, return_inverse=True)[1] if problem.task == "classification" else 0
-    label = np.broadcast_to(classes, len(distance))
-    place = np.empty(len(distance))  # 0 for the farthest row of a class, 1 for its nearest
-    for value in np.unique(label):
-        own = np.flatnonzero(label == value)
-        place[own[np.argsort(-distance[own], kind="stable")]] = (np.arange(len(own)) + 0.5) / len(own)
-    validation_end = FAR_SHARE + _n_validation(round((1 - FAR_SHARE) * len(place))) / len(place)
-    train = np.flatnonzero(place > FAR_SHARE)
-    validation = train[place[train] <= validation_end]
-    return [_Parts(train, validation, np.flatnonzero(place <= FAR_SHARE))]
-
-
-def _with_validation(
-    problem: TableProblem, train: np.ndarray, test: np.ndarray, draws: np.random.Generator
-) -> _Parts:
-    """Choose validation rows at random: whole blocks if there are any, otherwise in proportion to strata."""
-    n_parts = math.ceil(len(train) / _n_validation(len(train)))
-    if problem.blocks is not None and len(np.unique(problem.blocks[train])) < 2:
-        raise TableError(
-            f"All training rows have the same value of {problem.split_name!r}, so no validation rows can be "
-            "held out by it. Omit --split-by, or split by another column."
-        )
-    if problem.blocks is None:
-        part = _deal_rows(problem, train, n_parts, draws)
+    if shift == "extrapolate":
+        return [_far(problem)]
+    if shift == "time":
+        return _time_folds(problem, folds, draws)
+    if problem.is_test is not None:
+        tests = [problem.is_test]
     else:
-        part = _deal_blocks(problem.blocks[train], _strata(problem, train), n_parts, draws)
-    chosen = int(draws.integers(int(part.max()) + 1))
-    return _Parts(train, train[part == chosen], test)
+        part = _deal(problem, rows, folds, draws)
+        tests = [part == k for k in range(int(part.max()) + 1)]
+    return [_with_validation(problem, shift, rows[~test], rows[test], draws) for test in tests]
+
+
+def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.random.Generator) -> np.ndarray:
+    """Deal rows to parts with classes, fifths of the targets and groups in proportion.
+
+    Rows of a block, and copies of a row, stay in the same part.
+    """
+    target = problem.target[rows]
+    if problem.task == "regression":
+        target = np.searchsorted(np.quantile(target, (0.2, 0.4, 0.6, 0.8)), target)
+    strata = np.unique(target, return_inverse=True)[1]
+    if problem.groups is not None:
+        crossed = np.char.add(strata.astype(str), problem.groups[rows])
+        _, number, counts = np.unique(crossed, return_inverse=True, return_counts=True)
+        strata = np.where(counts[number] < n_parts, strata, 1000 + number)
+    blocks = problem.copies if problem.blocks is None else problem.blocks
+    if blocks is None:
+        return _split(StratifiedKFold, strata, n_parts, draws)
+    _, first, number = np.unique(blocks[rows], return_index=True, return_inverse=True)
+    if len(first) <= max(n_parts, 4):  # so that at least two are left for training and validation
+        return number
+    if len(first) > MANY_BLOCKS:  # by the stratum of their first row
+        return _split(StratifiedKFold, strata[first], n_parts, draws)[number]
+    return _split(StratifiedGroupKFold, strata, n_parts, draws, number)
+
+
+def _split(
+    splitter: type, strata: np.ndarray, n_parts: int, draws: np.random.Generator, blocks: Any = None
+) -> np.ndarray:
+    """Return the part of each row by a splitter of scikit-learn."""
+    split = splitter(n_parts, shuffle=True, random_state=int(draws.integers(2**31)))
+    part = np.empty(len(strata), dtype=np.int64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class")  # some parts then have none of it
+        for number, (_, test) in enumerate(split.split(strata, strata, blocks)):
+            part[test] = number
+    return np.unique(part, return_inverse=True)[1]
 
 
 def _n_validation(n_train: int) -> int:
     return max(1, min(MAX_VALIDATION, round(VALIDATION_SHARE * n_train)))
 
 
-def _deal(strata: np.ndarray, n_parts: int, draws: np.random.Generator) -> np.ndarray:
-    """Deal rows to parts like cards, stratum by stratum; sizes and shares differ by at most one row."""
-    part = np.empty(len(strata), dtype=np.int64)
-    part[np.lexsort((draws.random(len(strata)), strata))] = np.arange(len(strata)) % n_parts
-    return part
+def _with_validation(
+    problem: TableProblem, shift: Shift, train: np.ndarray, test: np.ndarray, draws: np.random.Generator
+) -> _Parts:
+    """Hold out validation rows: later ones with ``--time``, otherwise random ones (of whole blocks)."""
+    if shift == "time":
+        return _Parts(train, _latest(problem, train, draws), test)
+    part = _deal(problem, train, -(-len(train) // _n_validation(len(train))), draws)
+    if not part.any():
+        raise TableError(
+            f"All training rows have the same value of {problem.split_name!r}, so none can be held out for "
+            "validation. Split by another column."
+        )
+    return _Parts(train, train[part == draws.integers(int(part.max()) + 1)], test)
 
 
-def _deal_rows(
-    problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.random.Generator
-) -> np.ndarray:
-    """Deal rows to parts by strata and keep copies of a row in the same part."""
-    strata = _strata(problem, rows)
-    if problem.copies is None:
-        return _deal(strata, n_parts, draws)
-    _, first, number = np.unique(problem.copies[rows], return_index=True, return_inverse=True)
-    return _deal(strata[first], n_parts, draws)[number]
+def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
+    """Use an expanding window: each block of time is tested by models trained on all rows before it."""
+    assert problem.times is not None
+    block = _cut(problem.times, folds + EARLIEST_BLOCKS)
+    n_blocks = int(block.max()) + 1
+    first = min(EARLIEST_BLOCKS, max(1, n_blocks - 2))
+    windows = [(np.flatnonzero(block < k), np.flatnonzero(block == k)) for k in range(first, n_blocks)]
+    parts = [_with_validation(problem, "time", train, test, draws) for train, test in windows]
+    parts = [part for part in parts if not _missing_classes(problem, part)]  # wait until all have been seen
+    if not parts:
+        raise TableError(
+            f"Some classes of {problem.target_name!r} occur only in the last stretch of "
+            f"{problem.time_name!r}, so no model of the past can predict them. Merge classes."
+        )
+    return parts
 
 
-def _deal_blocks(
-    blocks: np.ndarray, strata: np.ndarray, n_parts: int, draws: np.random.Generator
-) -> np.ndarray:
-    """Deal whole blocks to parts of about equal size and equal shares of strata, large blocks first.
+def _latest(problem: TableProblem, train: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+    """Return the latest part of the training rows; a random part if all have the same time."""
+    assert problem.times is not None
+    times, n = problem.times[train], _n_validation(len(train))
+    begin = np.sort(times)[-n]
+    late = train[times >= begin]
+    if len(late) > len(train) / 2:  # many rows share one time: begin with the next one
+        late = train[times > begin]
+    return late if 0 < len(late) <= len(train) / 2 else draws.permutation(train)[:n]
 
-    The order is blurred by a few per cent of the sizes, so that repeats differ.
+
+def _far(problem: TableProblem) -> _Parts:
+    """Test the rows farthest from the mean; the farthest of the others are for validation.
+
+    Distances are measured in whitened numbers; categories, dates and text do not count. The same share of
+    every class is held out, so none is missing.
     """
-    _, block = np.unique(blocks, return_inverse=True)
-    _, stratum = np.unique(strata, return_inverse=True)
-    counts = np.zeros((block.max() + 1, stratum.max() + 1))
-    np.add.at(counts, (block, stratum), 1)
-    n_parts = min(n_parts, len(counts))
-    counts = np.column_stack([counts, counts.sum(1)])
-    # the size of a part weighs as much as all its strata together
-    weight = np.append(np.full(counts.shape[1] - 1, 1 / (counts.shape[1] - 1)), 1.0)
-    weight /= (counts.sum(0) / n_parts) ** 2
-    filled = np.zeros((n_parts, counts.shape[1]))
-    part_of_block = np.empty(len(counts), dtype=np.int64)
-    for number in np.argsort(-counts[:, -1] * np.exp(0.05 * draws.normal(size=len(counts)))):
-        cost = ((filled + counts[number]) ** 2 - filled**2) @ weight
-        cost[filled[:, -1] == 0] = -1.0  # no part stays empty
-        part_of_block[number] = chosen = int(cost.argmin())
-        filled[chosen] += counts[number]
-    return part_of_block[block]
+    numbers = [name for name, kind in problem.kind_of.items() if kind == "number"]
+    if not numbers:
+        raise TableError("extrapolate needs numeric columns to measure how far rows lie from the rest.")
+    scale = make_pipeline(SimpleImputer(strategy="median"), SquashingScaler(), StandardScaler())
+    inputs = scale.fit_transform(problem.features.select(numbers).to_numpy())
+    distance = LedoitWolf().fit(inputs).mahalanobis(inputs)
+    label = problem.target if problem.task == "classification" else np.zeros(len(distance))
+    place = np.empty(len(distance))  # 0 for the farthest row of a class, 1 for its nearest
+    for value in np.unique(label):
+        members = np.flatnonzero(label == value)
+        ranks = (np.arange(len(members)) + 0.5) / len(members)
+        place[members[np.argsort(-distance[members], kind="stable")]] = ranks
+    validation_end = FAR_SHARE + _n_validation(round((1 - FAR_SHARE) * len(place))) / len(place)
+    train = np.flatnonzero(place > FAR_SHARE)
+    return _Parts(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
 
 
 def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
@@ -338,83 +297,52 @@ def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
     return np.unique(block, return_inverse=True)[1][inverse]
 
 
-def _strata(problem: TableProblem, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """Return the class or fifth of the targets of some rows, crossed with groups that are large enough."""
-    target = problem.target[rows]
-    if problem.task == "classification":
-        base = np.unique(target, return_inverse=True)[1]
-    else:
-        base = np.searchsorted(np.quantile(target, (0.2, 0.4, 0.6, 0.8)), target)
-    if problem.groups is None:
-        return base
-    groups = np.unique(problem.groups[rows], return_inverse=True)[1]
-    return base * (groups.max() + 1) + groups  # neighbours in this order share a class
-
-
 def _missing_classes(problem: TableProblem, parts: _Parts | Fold) -> list[object]:
     """Return the classes without a training row outside the validation rows."""
-    if problem.task != "classification":
-        return []
     fit = np.setdiff1d(parts.train, parts.validation, assume_unique=True)
     return sorted(set(problem.classes) - set(problem.target[fit].tolist()), key=str)
 
 
-def _check_classes(problem: TableProblem, fold: Fold, shift: Shift) -> None:
-    missing = _missing_classes(problem, fold)
-    if not missing:
-        return
-    reason = {
-        "unseen": f"its rows have too few values of {problem.split_name!r}. Merge classes, or split by "
-        "another column",
-        "test_file": "it occurs only in the test file, or in too few training rows. Merge classes, or remove "
-        "its rows",
-    }.get(shift, "it has too few distinct rows. Merge classes, or remove its rows")
-    raise TableError(f"In fold {fold.number + 1} no training row has the class {missing[0]!r}: {reason}.")
-
-
-def _check_groups(problem: TableProblem, tested: np.ndarray) -> None:
-    """Raise if no test row belongs to a group that is large enough to judge."""
-    if problem.groups is not None and not (problem.groups[tested] != "").any():
-        raise TableError(
-            f"All test rows are in groups of {problem.group_name!r} that are too small to judge. Merge small "
-            "groups, or omit --group."
-        )
-
-
-def _clusters(problem: TableProblem, shift: Shift) -> np.ndarray:
+def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the cluster of each row, and whether clusters are stretches of time."""
     if problem.blocks is not None:
-        return problem.blocks
+        return problem.blocks, False
     if shift == "time":
         assert problem.times is not None
-        return _cut(problem.times, TIME_CLUSTERS)
-    if problem.copies is not None:
-        return problem.copies
-    return np.arange(len(problem.target))
+        stretches = _cut(problem.times, TIME_CLUSTERS)
+        if len(np.unique(stretches[tested])) >= MIN_TIME_CLUSTERS:
+            return stretches, True
+    return np.arange(len(problem.target)) if problem.copies is None else problem.copies, False
 
 
-def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold]) -> str:
+def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: bool) -> str:
     """Describe what is trained on and what is tested."""
     if shift == "time":
-        return _time_words(problem, [fold for fold in folds if fold.repeat == 0])
+        return _time_words(problem, folds, ordered)
     return {
         "random": "Test on random rows: every row is predicted by models that were trained without it.",
         "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "
         "were trained on other values.",
-        "extrapolate": "Test on the fifth of the rows that lies farthest from the rest, train on the others.",
+        "extrapolate": "Test on the fifth of the rows that lies farthest from the rest in its numeric "
+        "columns, train on the others.",
         "test_file": f"Train on the table, test on the {count(len(folds[0].test), 'row')} of the test file.",
     }[shift]
 
 
-def _time_words(problem: TableProblem, folds: Sequence[Fold]) -> str:
-    times = problem.times
-    assert times is not None
-    begin = _show_time(problem, float(min(times[fold.test].min() for fold in folds)))
-    if len(folds) == 1:
-        return f"Train on rows before {begin}, test on later ones."
-    return (
-        f"Train on the past, test on later rows ({problem.time_name} from {begin} on, in "
-        f"{len(folds)} stretches, each predicted from all rows before it)."
-    )
+def _time_words(problem: TableProblem, folds: Sequence[Fold], ordered: bool) -> str:
+    assert problem.times is not None
+    tested = problem.times[np.concatenate([fold.test for fold in folds])]
+    begin = _show_time(problem, float(tested.min()))
+    words = f"Train on rows before {begin}, test on later ones."
+    if len(folds) > 1:
+        words = (
+            f"Train on the past, test on later rows ({problem.time_name} from {begin} on, in "
+            f"{len(folds)} stretches, each predicted from all rows before it)."
+        )
+    if not ordered:
+        n_times = count(len(np.unique(tested)), "distinct time")
+        words += f" Only {n_times} can be tested: intervals are for rows of these times, not for other times."
+    return words
 
 
 def _show_time(problem: TableProblem, value: float) -> str:

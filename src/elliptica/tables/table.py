@@ -1,27 +1,25 @@
-"""Read tables from CSV, Parquet or frames; columns hold numbers or text."""
+"""Read tables from CSV, Parquet or frames; the cells of a CSV file stay text."""
 
 from __future__ import annotations
 
+import csv
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from elliptica._utils.random import stream_seed
-from elliptica._utils.text import did_you_mean
-from elliptica.tables.csv import TableError as TableError
-from elliptica.tables.csv import check_rectangular, looks_like_numbers, read_dialect
 
 MAX_ROWS = 200_000
-#: Largest supported number of columns; networks on more take hours.
-MAX_COLUMNS = 10_000
-TOO_LONG = (
-    "because every method is trained many times. Pass --sample (sample=True) for a random sample of that "
-    "size, or raise --max-rows (max_rows=)."
+SEPARATORS = (",", ";", "\t", "|")
+#: Text that means "missing", besides empty cells; the last line are errors of spreadsheets.
+MISSING = (
+    *("NA", "N/A", "#N/A", "n/a", "#NA", "<NA>", "NaN", "nan", "NaT", "null", "NULL", "?"),
+    *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!"),
 )
-
 #: Tables that need no file, with the column to predict.
 BUILT_IN = {
     "diabetes": "progression",
@@ -41,50 +39,30 @@ _DIABETES = {
     "s5": "log triglycerides",
     "s6": "glucose",
 }
+_HEAD = 50  # rows from which the separator is detected
 
 
-class _Limit(NamedTuple):
-    """Maximum number of rows, and how longer tables are handled."""
-
-    max_rows: int | None
-    sample: bool
-    seed: int
-    too_long: str
-
-
-#: Cells of a CSV file that mean "missing", besides empty ones; the last line are errors of spreadsheets.
-MISSING = (
-    *("NA", "N/A", "#N/A", "n/a", "#NA", "<NA>", "NaN", "nan", "NaT", "null", "NULL", "?"),
-    *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!"),
-)
-#: Points that separate thousands if the file has decimal commas.
-_GROUPED = r"^[-+]?[1-9]\d{0,2}(\.\d{3})+$"
+class TableError(ValueError):
+    """A table, a column or an option that cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Table:
     """A table as read from a file or frame."""
 
-    frame: pl.DataFrame  # the rows
+    frame: pl.DataFrame  # the rows; cells of a CSV file are text
     name: str  # name of the file, for messages
     notices: tuple[str, ...] = ()  # remarks about how it was read
-    headless: bool = False  # whether the column names are numbers, as in a file without a header
-    decimal_comma: bool = False  # whether 1,5 is a number, for cells that stay text
+    is_sample: bool = False  # whether rows were drawn from a longer table
 
 
 def read_table(
-    source: str | Path | Any,
-    *,
-    max_rows: int | None = MAX_ROWS,
-    sample: bool = False,
-    seed: int = 0,
-    as_text: bool = False,
-    decimal_comma: bool = False,
-    too_long: str = TOO_LONG,
+    source: str | Path | Any, *, max_rows: int | None = MAX_ROWS, sample: bool = False, seed: int = 0
 ) -> Table:
     """Read a table from a file, or take it from a frame.
 
-    Rows are counted before they are read, so a file that is too long raises without being loaded.
+    Rows are counted before they are read, so a file that is too long raises without being loaded. Text is
+    stripped, and cells such as ``NA`` are missing values.
 
     Args:
         source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), a polars or pandas
@@ -92,129 +70,101 @@ def read_table(
         max_rows: Maximum number of rows; None means no limit. Longer tables raise.
         sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
         seed: Seed of that sample.
-        as_text: Leave the cells of a CSV file as text.
-        decimal_comma: Whether the table that this one belongs to has decimal commas, so that ``3.655`` may
-            be three thousand here as well.
-        too_long: Reason and remedy in the error for longer tables.
 
     Raises:
         TableError: If the table does not exist or cannot be used.
-
-    Example:
-        >>> table = read_table(pl.DataFrame({"age": [41, 29], "sick": ["no", "yes"]}))
-        >>> table.frame.shape
-        (2, 2)
     """
-    limit = _Limit(max_rows, sample, seed, too_long)
+    blank: list[int] = []
     if not isinstance(source, str | Path):
-        return _from_frame(source, limit)
-    file = Path(source)
-    check_path(file)
-    if not file.exists() and str(source) in BUILT_IN:
-        return _from_frame(_built_in(str(source)), limit, str(source))
-    if not file.is_file():
-        other = "is a pipe or a device" if file.exists() else "does not exist"
-        what = "is a folder" if file.is_dir() else other
-        hint = did_you_mean(str(source), BUILT_IN) or f"Tables that need no file: {', '.join(BUILT_IN)}."
-        raise TableError(f"{file} {what}. Pass the path of a CSV or Parquet file. {hint}")
-    if file.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(file, limit)
-    return _read_csv(file, limit, as_text, decimal_comma)
-
-
-def _read_csv(file: Path, limit: _Limit, as_text: bool, decimal_comma: bool) -> Table:
-    dialect = read_dialect(file)
-    _check_width(file.name, len(dialect.header))
-    # read all cells as text: we decide types later, and an odd value far down must not stop the reader
-    lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False, glob=False)
-    try:
-        n_rows = lazy.select(pl.len()).collect().item()
-        notices = _check_length(file.name, n_rows, limit)
-        if (n := len(lazy.collect_schema())) != len(dialect.header):
-            raise TableError(
-                f"The first line of {file.name} has {n} or {len(dialect.header)} column names, depending on "
-                "which line ends and quotes count. Save it with plain line ends (LF or CRLF)."
-            )
-        is_whole = limit.max_rows is None or n_rows <= limit.max_rows
-        n_records, blank = check_rectangular(file, dialect, None if is_whole else limit.max_rows)
-        frame = _collect(lazy, n_rows, limit)
-    except pl.exceptions.PolarsError as error:
+        name, lazy = "frame", _frame(source).lazy()
+    elif (file := Path(source)).is_file():
+        name, (lazy, blank) = file.name, _scan(file)
+    elif str(source) in BUILT_IN:
+        name, lazy = str(source), _built_in(str(source)).lazy()
+    else:
         raise TableError(
-            f"{file.name} cannot be read as CSV: {str(error).splitlines()[0]}. Open it and look for broken "
-            "quotes, rows of unequal length, or text that is not UTF-8."
-        ) from error
-    frame = frame.rename(dict(zip(frame.columns, dialect.header, strict=True)))
-    text = pl.all().str.strip_chars()
-    frame = frame.select(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
-    if n_rows == len(frame):  # line numbers of a sample are unknown, but it needs targets anyway
-        frame = frame.filter(~pl.int_range(pl.len()).is_in(blank))
-        if len(frame) != (n := n_records - len(blank)):  # such as \r\r\n, of a writer in text mode
+            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
+            f"{', '.join(BUILT_IN)}."
+        )
+    try:
+        n_rows = lazy.select(pl.len()).collect().item() - len(blank)
+        is_sample = max_rows is not None and n_rows > max_rows
+        if is_sample and not sample:
             raise TableError(
-                f"{file.name} has {len(frame)} or {n} rows, depending on which line ends and quotes count. "
-                "Save it with plain line ends (LF or CRLF), e.g. with "
-                f"tr -d '\\r' < {file.name} > plain-{file.name}"
+                f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read. Split it, or raise "
+                "--max-rows (max_rows=)."
             )
-    _check_not_empty(file.name, frame)
-    if dialect.separator != ",":
-        notices.append(f"Cells are separated by {dialect.separator!r}.")
-    if not as_text:
-        commas = dialect.decimal_comma or decimal_comma
-        frame = frame.with_columns(_typed(column, commas) for column in frame.iter_columns())
-    headless = looks_like_numbers(dialect.header)
-    return Table(frame, file.name, tuple(notices), headless, dialect.decimal_comma)
+        kept = np.delete(np.arange(n_rows + len(blank)), blank)
+        if is_sample:
+            draws = np.random.default_rng(stream_seed("sample", seed))
+            kept = np.sort(kept[draws.choice(n_rows, max_rows, replace=False)])
+        frame = lazy.collect() if len(kept) == n_rows + len(blank) else _rows(lazy, kept)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise _unreadable(name, error) from error
+    if not len(frame):
+        raise TableError(f"{name} has column names but no rows.")
+    text = pl.col(pl.String).str.strip_chars()
+    frame = frame.with_columns(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
+    notices = (f"A random sample of {max_rows:,} of {n_rows:,} rows is used.",) if is_sample else ()
+    return Table(frame, name, notices, is_sample)
 
 
-def _typed(column: pl.Series, decimal_comma: bool) -> pl.Series:
-    """Convert to integers or floats if all cells are numbers, otherwise keep text; kinds are decided later.
+def _unreadable(name: str, error: Exception) -> TableError:
+    return TableError(
+        f"{name} cannot be read: {str(error).splitlines()[0]}. Save it as CSV in UTF-8, or as Parquet."
+    )
 
-    Codes with leading zeros and integers that no type can hold stay text, because as numbers they would lose
-    digits. In a file with decimal commas, so do columns whose points may all separate thousands.
+
+def _rows(lazy: pl.LazyFrame, rows: np.ndarray) -> pl.DataFrame:
+    index = "row index of elliptica"  # a name that tables do not have
+    numbered = lazy.with_row_index(index)
+    return numbered.filter(pl.col(index).is_in(rows.astype(np.uint32).tolist())).drop(index).collect()
+
+
+def _scan(file: Path) -> tuple[pl.LazyFrame, list[int]]:
+    """Open a file, and return which of its rows are blank lines."""
+    try:
+        if file.suffix.lower() in (".parquet", ".pq"):
+            return pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
+        names, separator, blank = _check_csv(file)
+        lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
+        return lazy, blank
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(file.name, error) from error
+
+
+def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
+    """Return the column names, the separator and the blank rows of a CSV file.
+
+    Polars fills short rows with missing values and renames columns of equal name, which hides a broken file.
     """
-    whole = column.cast(pl.Int64, strict=False)
-    if whole.null_count() == column.null_count():
-        return column if column.str.contains(r"^[-+]?0\d").any() else whole
-    numbers = as_numbers(column, decimal_comma=decimal_comma)
-    if numbers.null_count() > column.null_count() or column.str.contains(r"^[-+]?\d{19,}$|^[-+]?0\d").any():
-        return column
-    points = column.filter(column.str.contains(".", literal=True))
-    if decimal_comma and len(points) and points.str.contains(_GROUPED).all():
-        return column
-    return numbers
+    separator = max(SEPARATORS, key=lambda each: _agreement(file, each))
+    with file.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.reader(handle, delimiter=separator)
+        names = [name.strip() for name in next(filter(None, reader), [])]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise TableError(
+                f"{file.name} needs at least two columns with different names, but its first line has "
+                f"{', '.join(map(repr, names[:12]))}."
+            )
+        blank = []
+        for number, row in enumerate(reader):
+            if not row:
+                blank.append(number)
+            elif len(row) != len(names):
+                raise TableError(
+                    f"Line {reader.line_num} of {file.name} has {len(row)} cells, but the header has "
+                    f"{len(names)}. A missing value is an empty cell; cells with a separator need quotes."
+                )
+    return names, separator, blank
 
 
-def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
-    """Parse text as numbers; other cells become missing."""
-    if decimal_comma:
-        column = column.str.replace(",", ".", literal=True)
-    return column.cast(pl.Float64, strict=False)
-
-
-def _read_parquet(file: Path, limit: _Limit) -> Table:
-    lazy = pl.scan_parquet(file, glob=False)  # data[1].csv is a name, not a pattern
-    try:
-        _check_width(file.name, len(lazy.collect_schema()))
-        n_rows = lazy.select(pl.len()).collect().item()
-        notices = _check_length(file.name, n_rows, limit)
-        frame = _collect(lazy, n_rows, limit)
-    except pl.exceptions.PolarsError as error:
-        raise TableError(
-            f"{file.name} cannot be read as Parquet: {str(error).splitlines()[0]}. Check that it was written "
-            "completely."
-        ) from error
-    _check_not_empty(file.name, frame)
-    return Table(frame, file.name, tuple(notices))
-
-
-def _from_frame(source: Any, limit: _Limit, name: str = "frame") -> Table:
-    if isinstance(source, pl.LazyFrame):
-        source = source.collect()
-    if not isinstance(source, pl.DataFrame):
-        source = _from_pandas(source)
-    _check_width("The frame", source.width)
-    notices = _check_length("The frame", len(source), limit)
-    frame = _collect(source.lazy(), len(source), limit)
-    _check_not_empty("The frame", frame)
-    return Table(frame, name, tuple(notices))
+def _agreement(file: Path, separator: str) -> tuple[float, int]:
+    """Return the share of the first rows that are as long as the header, and its length."""
+    with file.open(encoding="utf-8-sig", newline="") as handle:
+        rows = [row for row in itertools.islice(csv.reader(handle, delimiter=separator), _HEAD) if row]
+    width = len(rows[0]) if rows else 0
+    return (sum(len(row) == width for row in rows) / len(rows) if width > 1 else 0.0), width
 
 
 def _built_in(name: str) -> pl.DataFrame:
@@ -222,13 +172,7 @@ def _built_in(name: str) -> pl.DataFrame:
     from sklearn import datasets
 
     if name == "california_housing":  # the only one that scikit-learn has to download
-        try:
-            data = datasets.fetch_california_housing(download_if_missing=False)
-        except OSError as error:
-            raise TableError(
-                "The table california_housing is not on this machine. Download it once: "
-                "python -c 'from sklearn.datasets import fetch_california_housing as f; f()'"
-            ) from error
+        data = datasets.fetch_california_housing(download_if_missing=False)
     else:
         options = {"scaled": False} if name == "diabetes" else {}
         data = getattr(datasets, f"load_{name}")(**options)
@@ -240,18 +184,13 @@ def _built_in(name: str) -> pl.DataFrame:
     return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
 
 
-def _from_pandas(source: Any) -> pl.DataFrame:
-    """Convert column by column, because polars' own conversion needs pyarrow."""
-    if not hasattr(source, "columns") or not hasattr(source, "to_numpy"):
-        raise TableError(
-            f"Expected a path, or a polars or pandas frame, but got {type(source).__name__}. Convert it to a "
-            "frame with named columns."
-        )
-    names = [str(name) for name in source.columns]
-    double = sorted({name for name in names if names.count(name) > 1})
-    if double:
-        raise TableError(f"The frame has several columns named {double[0]!r}. Rename all but one of them.")
-    return pl.DataFrame([_series(name, source.iloc[:, i]) for i, name in enumerate(names)])
+def _frame(source: Any) -> pl.DataFrame:
+    """Convert a frame of pandas column by column, because polars' own conversion needs pyarrow."""
+    if isinstance(source, pl.LazyFrame):
+        return source.collect()
+    if isinstance(source, pl.DataFrame):
+        return source
+    return pl.DataFrame([_series(str(name), source.iloc[:, i]) for i, name in enumerate(source.columns)])
 
 
 def _series(name: str, column: Any) -> pl.Series:
@@ -264,67 +203,11 @@ def _series(name: str, column: Any) -> pl.Series:
         return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
 
 
-def _check_width(name: str, n_columns: int) -> None:
-    if n_columns > MAX_COLUMNS:
-        raise TableError(
-            f"{name} has {n_columns:,} columns, but at most {MAX_COLUMNS:,} are supported, because each one "
-            "becomes an input of every network. Keep the columns that matter, e.g. those that vary most."
-        )
-
-
-def _check_length(name: str, n_rows: int, limit: _Limit) -> list[str]:
-    max_rows = limit.max_rows
-    if max_rows is None or n_rows <= max_rows:
-        return []
-    if not limit.sample:
-        raise TableError(f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read, {limit.too_long}")
-    return [f"A random sample of {max_rows:,} of {n_rows:,} rows is used."]
-
-
-def _collect(lazy: pl.LazyFrame, n_rows: int, limit: _Limit) -> pl.DataFrame:
-    max_rows = limit.max_rows
-    if max_rows is None or n_rows <= max_rows:
-        return lazy.collect()
-    rows = np.random.default_rng(stream_seed("sample", limit.seed)).choice(n_rows, max_rows, replace=False)
-    index = "row index of elliptica"  # a name that tables do not have
-    kept = lazy.with_row_index(index).filter(pl.col(index).is_in(np.sort(rows).astype(np.uint32).tolist()))
-    return kept.drop(index).collect(engine="streaming")
-
-
-def _check_not_empty(name: str, frame: pl.DataFrame) -> None:
-    if not len(frame):
-        raise TableError(f"{name} has column names but no rows.")
-
-
-def check_path(path: Path) -> None:
-    """Raise if the system cannot follow a path: its name is too long, or links lead in a circle.
-
-    Raises:
-        TableError: If it cannot.
-    """
-    try:
-        path.resolve().exists()
-    except (OSError, RuntimeError) as error:  # Python raises the latter for links
-        shown = f"{path}" if len(str(path)) < 100 else f"{str(path)[:80]}..."
-        reason = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
-        raise TableError(f"The path {shown} cannot be used ({reason}). Pass another one.") from error
-
-
 def check_column(table: Table, name: str, what: str) -> None:
-    """Raise if a column does not exist, and suggest similar names.
-
-    Raises:
-        TableError: If there is no such column.
-    """
-    names = table.frame.columns
-    if name in names:
-        return
-    hint = did_you_mean(name, names, n=3) or f"Its columns are {_listed(names)}."
-    if table.headless:
-        hint = "Its first line holds only numbers: add a line with the column names."
-    raise TableError(f"{table.name} has no column {name!r} for the {what}. {hint}")
-
-
-def _listed(names: list[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
+    """Raise if a table lacks a column, and list those that it has."""
+    if name not in (names := table.frame.columns):
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        raise TableError(
+            f"{table.name} has no column {name!r} for the {what}. Its columns are "
+            f"{', '.join(map(repr, names[:12]))}{more}."
+        )

@@ -10,8 +10,8 @@ import numpy as np
 
 from elliptica._utils.statistics import student_quantile
 from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe_others, join, sentence
+from elliptica.tables.methods import CONSTANT, LINEAR, NAMES, REFERENCE, TREES
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
-from elliptica.tables.plan import CONSTANT, LINEAR, NAMES, REFERENCE, TREES
 from elliptica.tables.spread import Spread, cross_validation_spread, simultaneous_level
 
 #: Where the verdict holds, by shift.

@@ -1,251 +1,206 @@
-"""Splits, scaling and the Airfoil and NO2 loaders, on made-up files and, if present, real ones."""
+"""Splits, scaling, and the loaders of tables: on made-up files in the published layouts, and on real ones."""
 
-import dataclasses
-import inspect
-import os
-from pathlib import Path
+import csv
 
 import numpy as np
 import pytest
 import torch
 
 from elliptica.lab.data import tabular
-from elliptica.lab.data.splits import Dataset, Split, min_max_scale
-from tabular_cases import check_damaged_file, check_global_random_state, check_missing_file, expect
+from elliptica.lab.data.catalogue import find_entry
+from elliptica.lab.data.splits import Dataset, Split, min_max_scale, scale_targets
+from published import publish
 
-needs_data = [
-    pytest.mark.needs_data,
-    pytest.mark.skipif(
-        not os.environ.get("ELLIPTICA_DATA"), reason="set ELLIPTICA_DATA to the data directory"
-    ),
-]
-LOADERS = {"airfoil": tabular.load_airfoil, "no2": tabular.load_no2}
 PARTS = ("train", "validation", "test")
-
-
-def write_table(path, values, delimiter):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [delimiter.join(repr(float(v)) for v in row) for row in values]
-    path.write_bytes("".join(line + "\r\n" for line in lines).encode())
-
-
-@pytest.fixture
-def made_up(tmp_path, monkeypatch):
-    """Files of the published shapes with other numbers, whose hashes the loaders expect."""
-    rng = np.random.default_rng(0)
-    tables = {}
-    for constant in ("_AIRFOIL", "_NO2"):
-        table = getattr(tabular, constant)
-        values = rng.normal(size=(table.n_rows, table.n_columns)) * 50
-        path = tmp_path / table.file.path
-        write_table(path, values, table.delimiter)
-        expect(monkeypatch, table, path)
-        tables[table.name] = values
-    return tmp_path, tables
-
-
-def reference_parts(values, target, sizes, seed):
-    """C-Mixup's recipe in its own terms: global seed, scaling over all rows, slices."""
-    np.random.seed(seed)  # noqa: NPY002
-    shuffled = values[np.random.permutation(len(values))]  # noqa: NPY002
-    x = np.delete(shuffled, target, axis=1)
-    x = (x - x.min(0)) / (x.max(0) - x.min(0))
-    cuts = np.cumsum(sizes)[:-1]
-    return np.split(x, cuts), np.split(shuffled[:, [target]], cuts)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
-@pytest.mark.parametrize(
-    ("name", "target", "sizes"), [("airfoil", 5, (1003, 300, 200)), ("no2", 0, (200, 200, 100))]
-)
-def test_split_is_the_references(made_up, name, target, sizes, seed):
-    folder, tables = made_up
-    data = LOADERS[name](seed, data_dir=folder, scale="all")
-    xs, ys = reference_parts(tables[name], target, sizes, seed)
-    for part, x, y in zip(PARTS, xs, ys, strict=True):
-        split = getattr(data, part)
-        np.testing.assert_array_equal(split.x.numpy(), x.astype(np.float32))
-        np.testing.assert_array_equal(split.y.numpy(), y.astype(np.float32))
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_parts_share_no_row_and_seeds_differ(made_up, name):
-    folder, tables = made_up
-    first, again, other = (LOADERS[name](seed, data_dir=folder) for seed in (3, 3, 4))
-    ys = torch.cat([getattr(first, part).y for part in PARTS])
-    assert len(torch.unique(ys)) == len(tables[name])  # the made-up targets are all different
-    assert torch.equal(first.train.x, again.train.x)
-    assert not torch.equal(first.train.y, other.train.y)
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_default_scaling_looks_at_training_rows_only(made_up, name):
-    folder, _ = made_up
-    data = LOADERS[name](0, data_dir=folder)
-    assert torch.all(data.train.x.amin(0) == 0)
-    assert torch.all(data.train.x.amax(0) == 1)
-    outside = torch.cat([data.validation.x, data.test.x])
-    assert ((outside < 0) | (outside > 1)).any()
-
-
-def test_dtypes_shapes_and_task(made_up):
-    data = tabular.load_airfoil(0, data_dir=made_up[0])
-    assert (data.name, data.task, data.n_features) == ("airfoil", "regression", 5)
-    for part, n in zip(PARTS, (1003, 300, 200), strict=True):
-        split = getattr(data, part)
-        assert split.x.shape == (n, 5)
-        assert split.y.shape == (n, 1)
-        assert split.x.dtype == split.y.dtype == torch.float32
-
-
-def test_global_random_state_is_untouched(made_up):
-    check_global_random_state(tabular.load_no2, made_up[0])
-
-
-def damage_truncate(content):
-    return content[: len(content) // 2].rpartition(b"\r\n")[0]
-
-
-def damage_mid_row(content):
-    return content[: len(content) // 2]
-
-
-DAMAGES = {
-    "whole rows missing": (damage_truncate, r"but it holds \d+ rows"),
-    "cut inside a row": (damage_mid_row, r"but (row \d+ has \d columns|it holds \d+ rows)"),
-    "a web page": (lambda _: b"<html>not found</html>", "but row 1 has 1 columns"),
-    "empty": (lambda _: b"", "but it holds 0 rows"),
-    "binary": (lambda _: bytes(range(128, 256)), "but row 1 has 1 columns"),
-    "a missing value": (lambda c: b"?" + c[c.index(b"\t") :], r"but row 1 holds '\?'"),
-    "one row too many": (lambda c: c + c[: c.index(b"\n") + 1], "but it holds 1504 rows"),
-    "another delimiter": (lambda c: c.replace(b"\t", b" "), "but row 1 has 1 columns"),
-    "one digit changed": (lambda c: c.replace(b"1", b"2", 1), "SHA-256"),
-    "line endings converted": (lambda c: c.replace(b"\r\n", b"\n"), "line endings"),
+COLUMNS = {"airfoil": 6, "no2": 8, "skillcraft": 20, "crime": 128}
+#: Rows of each domain; those of Crime are made up, in three parts of the published sizes.
+DOMAINS = {
+    "skillcraft": dict(zip(range(1, 9), (167, 347, 553, 811, 806, 621, 35, 55), strict=True)),
+    "crime": {1: 1000, 9: 390, 40: 201, 46: 30, 47: 213, 48: 100, 56: 60},
 }
 
 
-@pytest.mark.parametrize("case", DAMAGES)
-def test_damaged_file_is_refused_with_the_reason(made_up, case):
-    folder, _ = made_up
-    damage, message = DAMAGES[case]
-    path = folder / "airfoil" / "airfoil_self_noise.dat"
-    check_damaged_file(tabular.load_airfoil, folder, path, damage, message)
+def load(name, seed, folder, **options):
+    return getattr(tabular, f"load_{name}")(seed, data_dir=folder, **options)
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_missing_file_names_the_origin(tmp_path, name):
-    check_missing_file(LOADERS[name], tmp_path, "")
+def file_of(name):
+    return find_entry(name).forms[0][0].path
+
+
+def text_of(name, values):
+    """SkillCraft has a quoted header and quotes around its '?'; Crime has names of towns."""
+    layout = tabular._LAYOUTS[name]
+    lines = [",".join(f'"Column{i}"' for i in range(COLUMNS[name]))] if layout.has_header else []
+    for row in values:
+        missing = '"?"' if layout.has_header else "?"
+        cells = [missing if np.isnan(value) else repr(float(value)) for value in row]
+        if layout.domain is not None:
+            cells[layout.domain] = str(int(row[layout.domain]))
+        if name == "crime":
+            cells[3] = "Lakewoodcity"
+        lines.append(layout.delimiter.join(cells))
+    return ("\r\n".join(lines) + "\r\n").encode()
+
+
+@pytest.fixture
+def make_up(tmp_path, monkeypatch):
+    """Write other numbers in a published layout; targets name the rows."""
+
+    def make(name):
+        rng = np.random.default_rng(0)
+        layout, n = tabular._LAYOUTS[name], sum(find_entry(name).rows)
+        values = rng.normal(size=(n, COLUMNS[name])) * 50
+        if layout.domain is not None:
+            values[rng.random(values.shape) < 0.2] = np.nan
+            counts = DOMAINS[name]
+            values[:, layout.domain] = rng.permutation(np.repeat(list(counts), list(counts.values())))
+        values[:, layout.target] = rng.permutation(n)
+        publish(monkeypatch, tmp_path, name, {file_of(name): text_of(name, values)})
+        return tmp_path, values
+
+    return make
+
+
+def rows_by_reference(name, values, seed):
+    """C-Mixup's recipe in its own terms: global seed and slices, or domain after domain."""
+    layout, sizes = tabular._LAYOUTS[name], find_entry(name).rows
+    if layout.domain is None:
+        np.random.seed(seed)  # noqa: NPY002
+        return np.split(np.random.permutation(len(values)), np.cumsum(sizes)[:-1])  # noqa: NPY002
+    domain = values[:, layout.domain]
+    codes, reached, total = sorted(set(domain)), [], 0
+    for code in codes:
+        total += int((domain == code).sum())
+        reached.append(total)
+    first = next(i for i, c in enumerate(reached) if c >= int(0.7 * total))
+    second = next(i for i, c in enumerate(reached) if c >= reached[first] + int(0.1 * total))
+    return [np.flatnonzero(np.isin(domain, b)) for b in (codes[:first], codes[first:second], codes[second:])]
+
+
+def prepared(name, values, seen):
+    """Inputs filled in and scaled, column by column, with statistics of some rows."""
+    columns = []
+    for column in tabular._LAYOUTS[name].features:
+        v = values[:, column].copy()
+        v[np.isnan(v)] = np.nanmean(v[seen])
+        low, high = v[seen].min(), v[seen].max()
+        columns.append((v - low) / (high - low))
+    return np.stack(columns, 1)
+
+
+def check_against_reference(name, values, seed, folder):
+    layout = tabular._LAYOUTS[name]
+    parts = rows_by_reference(name, values, seed)
+    for scale, seen in (("train", parts[0]), ("all", np.arange(len(values)))):
+        data, x = load(name, seed, folder, scale=scale), prepared(name, values, seen)
+        for part, expected, size in zip(PARTS, parts, find_entry(name).rows, strict=True):
+            split = getattr(data, part)
+            assert split.n_rows == size == len(expected)
+            theirs = np.column_stack([values[expected, layout.target], x[expected]]).astype(np.float32)
+            ours = torch.cat([split.y, split.x], 1).numpy()
+            if layout.domain is not None:  # only the parts are the reference's, not the order
+                theirs, ours = (rows[np.lexsort(rows.T[::-1])] for rows in (theirs, ours))
+                counts = np.unique(values[expected, layout.domain], return_counts=True)
+                for wanted, got in zip(counts, split.group.unique(return_counts=True), strict=True):
+                    assert wanted.tolist() == got.tolist()
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_parts_and_inputs_are_the_references(make_up, name):
+    folder, values = make_up(name)
+    check_against_reference(name, values, 3, folder)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_seeds_and_scaling(make_up, name):
+    folder, values = make_up(name)
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    first, again, other = (load(name, seed, folder) for seed in (3, 3, 4))
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+    assert (first.name, first.task) == (name, "regression")
+    assert torch.equal(first.train.x, again.train.x)
+    assert not torch.equal(first.train.y, other.train.y)
+    assert torch.all(first.train.x.amin(0) == 0)
+    assert torch.all(first.train.x.amax(0) == 1)
+    outside = torch.cat([first.validation.x, first.test.x])
+    assert ((outside < 0) | (outside > 1)).any()  # only training rows give minimum and maximum
+    targets = torch.cat([getattr(first, part).y for part in PARTS])
+    assert len(targets.unique()) == len(values)
+    same_parts = [set(first.test.y.flatten().tolist()) == set(other.test.y.flatten().tolist())]
+    assert same_parts == [name in DOMAINS]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["airfoil", "skillcraft"])
+def test_a_changed_or_missing_file_is_not_loaded(make_up, name):
+    folder, _ = make_up(name)
+    path = folder / file_of(name)
+    path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
+    with pytest.raises(ValueError, match=path.name):
+        load(name, 0, folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
+        load(name, 0, folder)
 
 
 def test_scaling_by_hand():
-    train = torch.tensor([[0.0, 5.0], [2.0, 5.0]], dtype=torch.float64)
-    test = torch.tensor([[4.0, 9.0]], dtype=torch.float64)
-    kept = train.clone()
-    by_train = min_max_scale(train, [test])
-    assert by_train[0].tolist() == [[0, 0], [1, 0]]
-    assert by_train[1].tolist() == [[2, 0]]  # constant in training: 0 everywhere
-    by_all = min_max_scale(train, [test], statistics="all")
-    assert by_all[0].tolist() == [[0, 0], [0.5, 0]]
-    assert by_all[1].tolist() == [[1, 1]]
-    assert by_all[0].dtype == torch.float64
-    assert torch.equal(train, kept)
+    train = torch.tensor([[1.0, 5.0, 0.0], [3.0, 5.0, 4.0]])
+    other = torch.tensor([[5.0, 6.0, 2.0]])
+    a, b = min_max_scale(train, [other])
+    assert a.tolist() == [[0, 0, 0], [1, 0, 1]]  # a constant column becomes 0, elsewhere too
+    assert b.tolist() == [[2, 0, 0.5]]
+    a, b = min_max_scale(train, [other], statistics="all")
+    assert a.tolist() == [[0, 0, 0], [0.5, 0, 1]]
+    assert b.tolist() == [[1, 1, 0.5]]
 
 
-def test_scaling_one_row_gives_zeros():
-    (scaled,) = min_max_scale(torch.tensor([[3.0, -1.0]]))
-    assert scaled.tolist() == [[0, 0]]
+def test_scaled_targets_have_units():
+    parts = [Split(torch.zeros(2, 1), torch.tensor(y)[:, None]) for y in ([2.0, 6.0], [4.0, 8.0], [2.0, 0.0])]
+    data = scale_targets(Dataset("d", *parts, task="regression"))
+    assert data.train.y.flatten().tolist() == [0, 1]
+    for part, original in zip(PARTS, parts, strict=True):
+        torch.testing.assert_close(data.units.restore(getattr(data, part).y), original.y)
 
 
+X, Y = torch.zeros(3, 2), torch.zeros(3, 1)
+GOOD = Split(X, Y)
+
+
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("make", "argument"),
     [
-        (torch.zeros(2, 3), r"part 1 has shape \(2, 3\). Split one"),
-        (torch.zeros(0, 2), r"part 1 has shape \(0, 2\)"),
-        (torch.tensor([[0.0, float("nan")]]), "part 1 holds NaN or infinity. Fill in"),
+        (lambda: Split(X, Y[:2]), "y"),
+        (lambda: Split(X[:0], Y[:0]), "x"),
+        (lambda: Split(X.double(), Y), "x"),
+        (lambda: Split(X, Y.int()), "y"),
+        (lambda: Split(X, Y, torch.zeros(2, dtype=torch.int64)), "group"),
+        (lambda: Split(X, Y, torch.zeros(3)), "group"),
+        (lambda: Split(X, Y, torch.zeros(3, 1, dtype=torch.int64)), "group"),
+        (lambda: Dataset("d", GOOD, GOOD, GOOD, "ranking"), "task"),
+        (lambda: Dataset("d", GOOD, GOOD, GOOD, "classification"), "y"),
+        (lambda: Dataset("d", GOOD, GOOD, Split(X[:, :1], Y), "regression"), "test"),
+        (lambda: scale_targets(Dataset("d", GOOD, GOOD, GOOD, "regression")), "y"),
+        (lambda: min_max_scale(X, statistics="test"), "statistics"),
+        (lambda: tabular.load_no2(0, scale="none"), "scale"),
     ],
 )
-def test_scaling_refuses_other_columns_no_rows_and_nan(other, message):
-    with pytest.raises(ValueError, match=message):
-        min_max_scale(torch.zeros(2, 2), [other])
+def test_bad_arguments(make, argument):
+    with pytest.raises(ValueError, match=argument):
+        make()
 
 
-def test_scaling_refuses_unknown_statistics():
-    bare = inspect.unwrap(min_max_scale)  # without the run-time type check of the test run
-    with pytest.raises(ValueError, match="'train' or 'all', but got 'test'"):
-        bare(torch.zeros(2, 2), statistics="test")
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (torch.zeros(3, 2), torch.zeros(2, 1), r"shapes \(3, 2\) and \(2, 1\). Give one row"),
-        (torch.zeros(0, 2), torch.zeros(0, 1), "at least one"),
-        (torch.tensor(0.0), torch.zeros(1), "same number of rows"),
-        (torch.zeros(3, 2).double(), torch.zeros(3, 1), r"torch.float64 and torch.float32"),
-        (torch.zeros(3, 2), torch.zeros(3, 1).int(), "torch.float32 and torch.int32. Convert"),
-    ],
-)
-def test_split_refuses_bad_rows_and_dtypes(x, y, message):
-    with pytest.raises(ValueError, match=message):
-        Split(x, y)
-
-
-def test_dataset_refuses_parts_that_do_not_fit():
-    values, classes = torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)
-    regression = Split(torch.zeros(3, 2), values)
-    wide = Split(torch.zeros(3, 4), values)
-    labelled = Split(torch.zeros(3, 2), classes)
-    with pytest.raises(ValueError, match=r"'toy' must have the same feature shape, but have"):
-        Dataset("toy", regression, wide, regression, "regression")
-    with pytest.raises(ValueError, match=r"test\.y of 'toy' is torch.int64"):
-        Dataset("toy", regression, regression, labelled, "regression")
-    with pytest.raises(ValueError, match=r"train\.y of 'toy' is torch.float32"):
-        Dataset("toy", regression, labelled, labelled, "classification")
-    assert Dataset("toy", labelled, labelled, labelled, "classification").train.n_rows == 3
-
-
-def test_records_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Split(torch.zeros(3, 2), torch.zeros(3, 1)).x = torch.ones(3, 2)
-
-
-class TestRealFiles:
-    """The published files, where ELLIPTICA_DATA points to them."""
-
-    pytestmark = needs_data
-
-    def test_airfoil_is_the_references(self):
-        folder = Path(os.environ["ELLIPTICA_DATA"])
-        values = np.loadtxt(folder / "airfoil" / "airfoil_self_noise.dat")
-        data = tabular.load_airfoil(0, scale="all")
-        xs, ys = reference_parts(values, 5, (1003, 300, 200), 0)
-        for part, x, y in zip(PARTS, xs, ys, strict=True):
-            np.testing.assert_array_equal(getattr(data, part).x.numpy(), x.astype(np.float32))
-            np.testing.assert_array_equal(getattr(data, part).y.numpy(), y.astype(np.float32))
-
-    def test_target_ranges_are_the_published_ones(self):
-        for load, low, high in (
-            (tabular.load_airfoil, 103.38, 140.987),
-            (tabular.load_no2, 1.22378, 6.39509),
-        ):
-            data = load(0)
-            y = torch.cat([getattr(data, part).y for part in PARTS])
-            assert float(y.min()) == pytest.approx(low, abs=1e-4)
-            assert float(y.max()) == pytest.approx(high, abs=1e-4)
-
-    def test_no2_sizes(self):
-        data = tabular.load_no2(1)
-        assert [getattr(data, part).n_rows for part in PARTS] == [200, 200, 100]
-        assert data.n_features == 7
-        assert torch.all(data.train.x.amax(0) == 1)
-
-
-def test_cells_that_no_reader_takes_are_told(tmp_path):
-    path = tmp_path / "t.csv"
-    table = dataclasses.replace(
-        tabular._CRIME, n_columns=3, target=2, features=(1,), domain=0, sizes=(1, 0, 0)
-    )
-    for cells, match in ((f"{'9' * 30},1,2", "row 1 holds '999"), (f"1,{'1' * 200_000},2", "field limit")):
-        path.write_text(cells + "\n")
-        with pytest.raises(ValueError, match=match):
-            tabular._read(path, table)
+@pytest.mark.needs_data
+@pytest.mark.parametrize("name", COLUMNS)
+def test_real_files_against_the_reference(data_dir, name):
+    layout = tabular._LAYOUTS[name]
+    with (data_dir / file_of(name)).open() as file:
+        rows = list(csv.reader(file, delimiter=layout.delimiter))[int(layout.has_header) :]
+    values = np.full((len(rows), COLUMNS[name]), np.nan)
+    used = [*layout.features, layout.target, *([] if layout.domain is None else [layout.domain])]
+    for i, row in enumerate(rows):
+        for j in used:
+            values[i, j] = np.nan if row[j] == "?" else float(row[j])
+    check_against_reference(name, values, 0, data_dir)

@@ -325,7 +325,7 @@ def test_scaled_targets_change_training_and_not_the_units(line, tmp_path):
         errors = scaled.units.restore(model(scaled.test.x)) - plain.test.y
     assert average == pytest.approx(float(errors.square().mean().sqrt()), rel=0.2)
     assert average > 0.2 * float(plain.test.y.std())  # not an error in units of the range
-    with pytest.raises(ValueError, match="class numbers"):
+    with pytest.raises(ValueError, match="classes"):
         scale_targets(load_groups())
 
 

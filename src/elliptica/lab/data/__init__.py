@@ -1,25 +1,28 @@
 """Load the data sets of the paper's experiments, split their rows, and generate toy data.
 
 Every loader raises FileNotFoundError if its files are missing, and ValueError if they are not the published
-ones. The message lists the searched places and the source of the originals.
+ones. The message says where they belong and where the originals come from.
 """
 
-from elliptica.lab.data.catalogue import Listing, fetch, list_datasets
-from elliptica.lab.data.cifar import load_cifar10, load_cifar100
-from elliptica.lab.data.fashion import load_fashion_mnist, load_rcf_mnist
-from elliptica.lab.data.files import data_directories, find_file, verify_checksum
+from elliptica.lab.data.catalogue import Listing, data_directories, fetch, find_files, list_datasets
 from elliptica.lab.data.groups import load_camelyon17, load_celeba, load_waterbirds, load_waterbirds_features
 from elliptica.lab.data.image_files import ImageFiles
-from elliptica.lab.data.images import normalise
-from elliptica.lab.data.medmnist import load_medmnist
+from elliptica.lab.data.images import (
+    MEDMNIST,
+    load_cifar10,
+    load_cifar100,
+    load_fashion_mnist,
+    load_medmnist,
+    load_tiny_imagenet,
+)
 from elliptica.lab.data.noise import NoisyLabels, PerBatchShuffle, shuffle_labels
-from elliptica.lab.data.rcf_features import load_rcf_mnist_features
-from elliptica.lab.data.splits import Dataset, Split, min_max_scale
+from elliptica.lab.data.rcf_mnist import load_rcf_mnist, load_rcf_mnist_features
+from elliptica.lab.data.splits import Dataset, Split, min_max_scale, scale_targets
 from elliptica.lab.data.tabular import load_airfoil, load_crime, load_no2, load_skillcraft
-from elliptica.lab.data.tiny_imagenet import load_tiny_imagenet
-from elliptica.lab.data.toy import TwoMoons, distance_to_moons, two_moons
+from elliptica.lab.data.toy import TwoMoons, half_discs, two_moons
 
 __all__ = [
+    "MEDMNIST",
     "Dataset",
     "ImageFiles",
     "Listing",
@@ -28,9 +31,9 @@ __all__ = [
     "Split",
     "TwoMoons",
     "data_directories",
-    "distance_to_moons",
     "fetch",
-    "find_file",
+    "find_files",
+    "half_discs",
     "list_datasets",
     "load_airfoil",
     "load_camelyon17",
@@ -48,8 +51,7 @@ __all__ = [
     "load_waterbirds",
     "load_waterbirds_features",
     "min_max_scale",
-    "normalise",
+    "scale_targets",
     "shuffle_labels",
     "two_moons",
-    "verify_checksum",
 ]

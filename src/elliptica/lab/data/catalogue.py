@@ -1,135 +1,119 @@
-"""List every data set that the library can load, with its state on this machine and how to get it.
+"""List the data sets of the paper, find their files, check that they are the published ones, download them.
 
-The facts are in ``catalogue.toml``; loaders take names, hashes and sizes of their files from there, too.
+The facts are in ``catalogue.toml``. A loader asks `find_files` for its files and gets them only if their
+published hashes match, so it need not check their content again.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import sys
+import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from elliptica.lab.data.files import checksum, data_directories, download_file
+from elliptica import __version__
+from elliptica._utils.files import replacing
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+#: Environment variable that names the data directory.
+ENVIRONMENT_VARIABLE = "ELLIPTICA_DATA"
+
+Status = Literal["present", "missing", "wrong", "generated"]
+Folder = str | os.PathLike[str] | None
+#: Called with a file's relative path, the bytes that are there and the bytes of the whole file (0: unknown).
+FetchProgress = Callable[[str, int, int], None]
+
+_MEDMNIST = "MedMNIST v2, https://doi.org/10.5281/zenodo.10519652 (or package medmnist)"
+_BLOCK = 1 << 20
+
 
 @dataclass(frozen=True)
 class DataFile:
     """A file of a data set."""
 
-    path: str  # path inside a data directory (or absolute, for files of a system package)
-    checksum: str = ""  # kind and digits of the published hash; empty if there is none
-    n_bytes: int | None = None  # published size
-    urls: tuple[str, ...] = ()  # addresses it can be downloaded from, first choice first
-    is_packed: bool = False  # the hash is that of the content of a gzip file, since packers differ
+    path: str  # inside a data directory (or absolute, for files of a system package)
+    hash: str = ""  # kind and digits of the published hash; empty if there is none
+    url: str = ""  # address to download it from
+    packed: bool = False  # the hash is that of the content of a gzip file
+
+    def problem(self, path: Path) -> str:
+        """Compare a file with its published hash; return what is wrong, or an empty text."""
+        if not self.hash:
+            return ""
+        kind, expected = self.hash.split(":")
+        digest = hashlib.new(kind, usedforsecurity=False)  # hardened systems allow MD5 only like this
+        try:
+            with gzip.open(path) if self.packed else path.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+        except (OSError, EOFError, zlib.error) as error:
+            return f"{path} cannot be read ({error})"
+        got = digest.hexdigest()
+        return "" if got == expected else f"{path} has the {kind} hash {got} instead of {expected}"
 
 
 @dataclass(frozen=True)
 class Entry:
     """Facts about a data set."""
 
-    name: str  # short name
+    name: str
     title: str  # what it is, in a line
-    task: str  # ``"regression"`` or ``"classification"``
     #: Rows for training, validation and test, or for training and test; empty for any number.
     rows: tuple[int, ...]
-    licence: str  # terms of use, as commonly cited
-    source: str  # who published it, with a DOI or an address
-    loader: str  # dotted name of the function that loads it
-    arguments: str = "seed"  # what the function is called with
+    licence: str  # as commonly cited
+    source: str  # who published it
     #: Sets of files, each of which is enough; the first is what `fetch` downloads.
     forms: tuple[tuple[DataFile, ...], ...] = ()
     hint: str = ""  # how else to get it
 
     @property
     def can_fetch(self) -> bool:
-        """Whether `elliptica data fetch` can download it."""
-        return bool(self.forms) and all(file.urls for file in self.forms[0])
-
-    @property
-    def call(self) -> str:
-        """The call that loads it."""
-        return f"{self.loader.rpartition('.')[2]}({self.arguments})"
-
-
-def read_catalogue(text: str) -> tuple[Entry, ...]:
-    """Parse entries from TOML, one table each.
-
-    Example:
-        >>> facts = 'title="", task="", rows=[], licence="", source="", loader="a.b"'
-        >>> read_catalogue(f"toy = {{{facts}}}")[0].call
-        'b(seed)'
-    """
-    return tuple(_entry(name, facts) for name, facts in tomllib.loads(text).items())
-
-
-def _entry(name: str, facts: dict[str, Any]) -> Entry:
-    forms = tuple(tuple(map(_file, form)) for form in facts.pop("forms", ()))
-    return Entry(name, rows=tuple(facts.pop("rows")), forms=forms, **facts)
-
-
-def _file(facts: dict[str, Any]) -> DataFile:
-    return DataFile(urls=tuple(facts.pop("urls", ())), **facts)
-
-
-#: All data sets.
-ENTRIES = read_catalogue(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
-
-Status = Literal["present", "missing", "wrong", "generated"]
-#: Called with the file's relative path, the bytes that are there and the bytes of the whole file.
-FetchProgress = Callable[[str, int, int | None], None]
+        """Whether `fetch` can download it."""
+        return bool(self.forms) and all(file.url for file in self.forms[0])
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A data set and its state on this machine."""
+    """A data set and its state on this machine; ``"wrong"`` files have another hash than published."""
 
-    entry: Entry  # what is known about the data set
-    #: ``"present"``, ``"missing"``, ``"wrong"`` (another size or hash than the published one), or
-    #: ``"generated"`` (it needs no files).
+    entry: Entry
     status: Status
-    detail: str  # where the files are, or what is missing or wrong
+    detail: str = ""  # what is missing or wrong
     paths: tuple[Path, ...] = ()  # the files, if they are present
 
 
-def list_datasets(
-    data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True
-) -> tuple[Listing, ...]:
-    """List all data sets with their state on this machine.
-
-    Args:
-        data_dir: The one directory to look in; see `data_directories` if None.
-        verify: Compare hashes, which reads every file that is there; otherwise sizes only.
-
-    Example:
-        >>> next(item.status for item in list_datasets("nowhere") if item.entry.name == "airfoil")
-        'missing'
-    """
-    return tuple(_look(entry, data_dir, verify) for entry in ENTRIES)
+def read_catalogue(text: str) -> dict[str, Entry]:
+    """Parse entries from TOML, one table each."""
+    tables: dict[str, dict[str, Any]] = tomllib.loads(text)
+    for name, facts in tables.items():
+        if other := facts.pop("like", None):
+            facts.update({key: tables[other][key] for key in ("source", "forms")})
+        if md5 := facts.pop("medmnist", None):
+            url = f"https://zenodo.org/records/10519652/files/{name}.npz?download=1"
+            facts["forms"] = [[{"path": f"{name}/{name}.npz", "hash": f"md5:{md5}", "url": url}]]
+            facts.setdefault("licence", "CC BY 4.0")
+            facts["source"] = _MEDMNIST
+    return {name: _entry(name, facts) for name, facts in tables.items()}
 
 
-def find_entry(name: str) -> Entry:
-    """Return the entry of a name, ignoring case, hyphens and underscores.
+def _entry(name: str, facts: dict[str, Any]) -> Entry:
+    forms = tuple(tuple(DataFile(**file) for file in form) for form in facts.get("forms", ()))
+    return Entry(name, **{**facts, "rows": tuple(facts["rows"]), "forms": forms})
 
-    Example:
-        >>> find_entry("no2").task
-        'regression'
-    """
-    by_name = {plain_name(entry.name): entry for entry in ENTRIES}
-    plain = plain_name(name)
-    if plain in by_name:
-        return by_name[plain]
-    known = ", ".join(entry.name for entry in ENTRIES)
-    raise ValueError(f"There is no data set {name!r}. There are {known}.")
+
+_CATALOGUE = read_catalogue(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+#: All data sets.
+ENTRIES = tuple(_CATALOGUE.values())
 
 
 def plain_name(name: str) -> str:
@@ -142,67 +126,117 @@ def plain_name(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def fetch(
-    name: str,
-    data_dir: str | os.PathLike[str] | None = None,
-    *,
-    progress: FetchProgress | None = None,
-) -> tuple[Path, ...]:
-    """Download a data set's published files into the data directory, unless they exist.
+def find_entry(name: str) -> Entry:
+    """Return the entry of a name, ignoring case, hyphens and underscores.
 
-    Downloads resume where an earlier one stopped, are checked against the published hashes, and appear
-    under their names only when complete. Existing files that are not the published ones are not changed,
-    but reported.
+    Example:
+        >>> find_entry("no2").rows
+        (200, 200, 100)
+    """
+    by_name = {plain_name(entry.name): entry for entry in ENTRIES}
+    if plain_name(name) not in by_name:
+        raise ValueError(f"There is no data set {name!r}. There are {', '.join(e.name for e in ENTRIES)}.")
+    return by_name[plain_name(name)]
 
-    Args:
-        name: Name in `list_datasets`.
-        data_dir: Directory for the files. None means the first of `data_directories`.
-        progress: Callback, called from time to time during each download.
+
+def data_directories(data_dir: Folder = None) -> tuple[Path, ...]:
+    """List the directories in which data files are searched, first choice first.
+
+    An explicit ``data_dir`` is the only place. Without it: the directory named by the environment variable
+    ``ELLIPTICA_DATA``, then ``elliptica`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``).
+
+    Example:
+        >>> [str(place) for place in data_directories("my/data")] == [str(Path("my/data"))]
+        True
+    """
+    if data_dir is not None:
+        return (Path(data_dir).expanduser(),)
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the standard says to ignore a relative one
+    cache = (cache if cache.is_absolute() else Path.home() / ".cache") / "elliptica"
+    return (Path(named).expanduser(), cache) if named else (cache,)
+
+
+def list_datasets(data_dir: Folder = None, *, verify: bool = True) -> tuple[Listing, ...]:
+    """List all data sets with their state on this machine; ``verify`` compares hashes.
+
+    Example:
+        >>> next(item.status for item in list_datasets("nowhere") if item.entry.name == "airfoil")
+        'missing'
+    """
+    return tuple(_look(entry, data_dir, verify) for entry in ENTRIES)
+
+
+def find_files(name: str, data_dir: Folder = None) -> tuple[Path, ...]:
+    """Return the files of a data set, in its first form that is complete and has the published hashes.
 
     Raises:
-        ValueError: If there is no such data set, it cannot be downloaded, or a file is not the published
-            one.
-        ConnectionError: If it cannot be downloaded. A partial download is kept.
-        OSError: If the directory cannot be written to.
+        FileNotFoundError: If no form is complete. The message says where they belong and how to get them.
+        ValueError: If a file is not the published one.
+    """
+    listing = _look(find_entry(name), data_dir, verify=True)
+    if listing.status == "present":
+        return listing.paths
+    entry = listing.entry
+    advice = f"{entry.hint} Source: {entry.source}."
+    if listing.status == "wrong":
+        raise ValueError(f"{listing.detail}. Put the published file there, unchanged. {advice}")
+    places = " or ".join(map(str, data_directories(data_dir)))
+    fetch_it = f"Run elliptica data fetch {entry.name}. " if entry.can_fetch else ""
+    raise FileNotFoundError(
+        f"{name} needs {listing.detail} in {places} (change this with data_dir, --data-dir or "
+        f"{ENVIRONMENT_VARIABLE}). {fetch_it}{advice}"
+    )
+
+
+def fetch(name: str, data_dir: Folder = None, *, progress: FetchProgress | None = None) -> tuple[Path, ...]:
+    """Download a data set's published files into the first of `data_directories`, unless they exist.
+
+    A file appears under its name only when it is complete and has the published hash. Existing files are not
+    changed.
+
+    Raises:
+        ValueError: If there is no such data set, it cannot be downloaded, or a file is not the published one.
+        OSError: If the address cannot be reached, or the directory cannot be written to.
     """
     entry = find_entry(name)
-    here = _look(entry, data_dir, verify=True)
-    if here.status in ("present", "generated"):
-        return here.paths
-    if here.status == "wrong":
-        raise ValueError(
-            f"Expected the published files of {entry.name}, but {here.detail}. Nothing was downloaded. "
-            "Delete or move that file and run the command again."
-        )
+    listing = _look(entry, data_dir, verify=True)
+    if listing.status in ("present", "generated"):
+        return listing.paths
+    if listing.status == "wrong":
+        raise ValueError(f"{listing.detail}. Delete or move that file and run the command again.")
     if not entry.can_fetch:
         raise ValueError(f"{entry.name} cannot be downloaded by this command. {entry.hint}")
     folder = data_directories(data_dir)[0]
-    paths = []
     for file in entry.forms[0]:
-        target = folder / file.path
-        if not target.exists():
-            report = None if progress is None else _named(progress, file.path)
-            download_file(file.urls, target, _verifier(file, entry), progress=report, most_bytes=file.n_bytes)
-        paths.append(target)
-    return tuple(paths)
+        if not (folder / file.path).exists():
+            _download(file, folder / file.path, progress)
+    return tuple(folder / file.path for file in entry.forms[0])
 
 
-def _named(progress: FetchProgress, name: str) -> Callable[[int, int | None], None]:
-    return lambda have, total: progress(name, have, total)
+def _download(file: DataFile, target: Path, progress: FetchProgress | None) -> None:
+    request = urllib.request.Request(file.url, headers={"User-Agent": f"elliptica/{__version__}"})
+    with replacing(target) as part:
+        with urllib.request.urlopen(request, timeout=30) as response, part.open("wb") as out:
+            total, have = int(response.headers.get("Content-Length") or 0), 0
+            while block := response.read(_BLOCK):
+                have += out.write(block)
+                if progress is not None:
+                    progress(file.path, have, total)
+        if problem := file.problem(part):
+            raise ValueError(f"{file.url} is not the published file, and was not kept: {problem}.")
 
 
-def _look(entry: Entry, data_dir: str | os.PathLike[str] | None, verify: bool) -> Listing:
-    """Return the state by the first form whose files all exist, preferring valid files."""
+def _look(entry: Entry, data_dir: Folder, verify: bool) -> Listing:
+    """Return the state by the first form whose files all exist and are right."""
     if not entry.forms:
-        return Listing(entry, "generated", "made when it is loaded")
+        return Listing(entry, "generated")
     wrong = ""
     for form in entry.forms:
-        paths = [(file, _find(file, data_dir)) for file in form]
-        there = [(file, path) for file, path in paths if path is not None]
-        problems = [p for p in (_problem(file, path, verify) for file, path in there) if p]
-        if len(there) == len(form) and not problems:
-            files = tuple(path for _, path in there)
-            return Listing(entry, "present", str(files[0].parent), files)
+        files = [(file, path) for file in form if (path := _find(file, data_dir)) is not None]
+        problems = [problem for file, path in files if verify and (problem := file.problem(path))]
+        if len(files) == len(form) and not problems:
+            return Listing(entry, "present", paths=tuple(path for _, path in files))
         wrong = wrong or next(iter(problems), "")
     if wrong:
         return Listing(entry, "wrong", wrong)
@@ -210,42 +244,6 @@ def _look(entry: Entry, data_dir: str | os.PathLike[str] | None, verify: bool) -
     return Listing(entry, "missing", ", ".join(missing))
 
 
-def _find(file: DataFile, data_dir: str | os.PathLike[str] | None) -> Path | None:
-    if Path(file.path).is_absolute():
-        places = [Path(file.path)]
-    else:
-        places = [place / file.path for place in data_directories(data_dir)]
+def _find(file: DataFile, data_dir: Folder) -> Path | None:
+    places = (place / file.path for place in data_directories(data_dir))  # an absolute path stays as it is
     return next((place for place in places if place.is_file()), None)
-
-
-def _problem(file: DataFile, path: Path, verify: bool) -> str:
-    """Return what is wrong with a file; empty if nothing."""
-    size = path.stat().st_size
-    if file.n_bytes is not None and size != file.n_bytes:
-        return f"{path} has {size} bytes instead of {file.n_bytes}"
-    if verify and file.checksum:
-        kind, expected = file.checksum.split(":")
-        try:
-            got = checksum(_blocks(path, file.is_packed), kind)
-        except (OSError, EOFError, zlib.error) as error:
-            return f"{path} cannot be read ({error})"
-        if got != expected:
-            return f"{path} has the {kind} hash {got} instead of {expected}"
-    return ""
-
-
-def _blocks(path: Path, is_packed: bool) -> Iterator[bytes]:
-    with gzip.open(path, "rb") if is_packed else path.open("rb") as file:
-        while block := file.read(1 << 20):
-            yield block
-
-
-def _verifier(file: DataFile, entry: Entry) -> Callable[[Path], None]:
-    def verify(path: Path) -> None:
-        if problem := _problem(file, path, verify=True):
-            raise ValueError(
-                f"The download of {file.path} is not the published file: {problem}. It was not kept. Try "
-                f"again later, or get it by hand. {entry.hint} Source: {entry.source}."
-            )
-
-    return verify

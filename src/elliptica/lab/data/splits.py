@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from elliptica._utils import checks
+
 Task = Literal["regression", "classification"]
 Statistics = Literal["train", "all"]
 Scaling = Literal["train", "none"]
@@ -27,32 +29,24 @@ class Split:
         3
     """
 
-    #: Inputs, float32, shape ``(n, *feature)``; or uint8 pixels, which save memory and are normalised
-    #: batch by batch (`elliptica.lab.data.normalise`).
-    x: Tensor
+    x: Tensor  # inputs, float32, shape ``(n, *feature)``; or `ImageFiles`, which reads its rows on demand
     y: Tensor  # targets, one row for each of ``x``: float32 values or int64 class numbers
     #: Domain or subpopulation of each row, int64, shape ``(n,)``; None where there is none.
     group: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.x.ndim < 1 or self.y.ndim < 1 or not len(self.x) == len(self.y) > 0:
+        rows = {len(part) for part in (self.x, self.y, self.group) if part is not None}
+        if len(rows) != 1 or rows == {0}:
+            raise ValueError(f"x, y and group must have the same number of rows, but have {sorted(rows)}.")
+        if self.x.dtype != torch.float32 or self.y.dtype not in (torch.float32, torch.int64):
             raise ValueError(
-                "x and y must have the same number of rows, at least one, but have shapes "
-                f"{tuple(self.x.shape)} and {tuple(self.y.shape)}. "
-                "Give one row of y for each row of x."
+                f"x must be float32 and y float32 (values) or int64 (classes), but they are {self.x.dtype} "
+                f"and {self.y.dtype}. Convert with .float() or .long()."
             )
-        is_known = self.x.dtype in (torch.float32, torch.uint8)
-        if not is_known or self.y.dtype not in (torch.float32, torch.int64):
+        if self.group is not None and (self.group.dtype != torch.int64 or self.group.ndim != 1):
             raise ValueError(
-                "x must be float32 (or uint8 pixels) and y float32 (values) or int64 (classes), but they are "
-                f"{self.x.dtype} and {self.y.dtype}. Convert with .float() or .long()."
-            )
-        if self.group is not None and (
-            self.group.dtype != torch.int64 or self.group.shape != self.x.shape[:1]
-        ):
-            raise ValueError(
-                f"group must be int64 of shape ({len(self.x)},), one number per row, but is "
-                f"{self.group.dtype} of shape {tuple(self.group.shape)}. Convert with .long().flatten()."
+                f"group must be int64 with one number per row, but is {self.group.dtype} of shape "
+                f"{tuple(self.group.shape)}. Convert with .long().flatten()."
             )
 
     @property
@@ -99,24 +93,14 @@ class Dataset:
     units: Units = Units()  # of the targets; errors are reported in the original ones
 
     def __post_init__(self) -> None:
-        if self.task not in get_args(Task):
-            raise ValueError(
-                f"task must be 'regression' or 'classification', but got {self.task!r}. Pass one of the two."
-            )
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        shapes = {part: tuple(split.x.shape[1:]) for part, split in parts.items()}
-        if len(set(shapes.values())) > 1:
-            raise ValueError(
-                f"The parts of {self.name!r} must have the same feature shape, but have {shapes}. "
-                "Split one table into three rather than loading three tables."
-            )
+        checks.choice("task", self.task, get_args(Task))
+        parts = (self.train, self.validation, self.test)
+        shapes = {tuple(part.x.shape[1:]) for part in parts}
+        if len(shapes) > 1:
+            raise ValueError(f"train, validation and test must have one feature shape, but have {shapes}.")
         wanted = torch.float32 if self.task == "regression" else torch.int64
-        for part, split in parts.items():
-            if split.y.dtype != wanted:
-                raise ValueError(
-                    f"Targets of a {self.task} must be {wanted}, but {part}.y of {self.name!r} is "
-                    f"{split.y.dtype}. Convert them, or pass the other task."
-                )
+        if any(part.y.dtype != wanted for part in parts):
+            raise ValueError(f"y must be {wanted} for a {self.task}. Convert it, or pass the other task.")
 
     @property
     def n_features(self) -> int:
@@ -129,15 +113,9 @@ def scale_targets(data: Dataset) -> Dataset:
 
     Targets of other rows may fall outside. All columns of a target have the same units.
     """
-    if data.task != "regression":
-        raise ValueError(
-            f"Targets of a {data.task} are class numbers, which cannot be scaled. Skip this call."
-        )
     low, high = float(data.train.y.min()), float(data.train.y.max())
-    if low == high:
-        raise ValueError(
-            f"All training targets of {data.name!r} are {low}, so they cannot be scaled. Check the data."
-        )
+    if data.task != "regression" or low == high:
+        raise ValueError(f"y of {data.name} cannot be scaled: it holds classes, or all of it is {low}.")
     train, validation, test = (
         replace(part, y=((part.y.double() - low) / (high - low)).float())
         for part in (data.train, data.validation, data.test)
@@ -164,33 +142,17 @@ def min_max_scale(
             together ("all"). The latter lets test inputs leak into training; it exists because
             the C-Mixup reference, which the paper follows, does it.
 
-    Raises:
-        ValueError: If the columns differ, a part is empty, or a value is not finite.
-
     Example:
         >>> a, b = min_max_scale(torch.tensor([[1.0], [3.0]]), [torch.tensor([[4.0]])])
         >>> a.tolist(), b.tolist()
         ([[0.0], [1.0]], [[1.5]])
     """
-    if statistics not in get_args(Statistics):
-        raise ValueError(f"statistics must be 'train' or 'all', but got {statistics!r}. Pass one of the two.")
+    checks.choice("statistics", statistics, get_args(Statistics))
     parts = (train, *others)
-    for i, part in enumerate(parts):
-        if part.ndim != 2 or len(part) == 0 or part.shape[1] != train.shape[1]:
-            raise ValueError(
-                f"Every part must have shape (rows, {train.shape[-1]}) with at least one row, but "
-                f"part {i} has shape {tuple(part.shape)}. Split one table into its parts."
-            )
-        if not torch.isfinite(part).all():
-            raise ValueError(
-                f"All values must be finite, but part {i} holds NaN or infinity. "
-                "Fill in or drop missing values before scaling."
-            )
     seen = train if statistics == "train" else torch.cat(parts)
     low, high = seen.amin(dim=0), seen.amax(dim=0)
-    extent = high - low
-    is_constant = extent == 0
-    safe = extent.masked_fill(is_constant, 1)
+    is_constant = high == low
+    safe = (high - low).masked_fill(is_constant, 1)
     return tuple(((part - low) / safe).masked_fill(is_constant, 0) for part in parts)
 
 

@@ -8,62 +8,39 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from elliptica.lab.data.catalogue import DataFile, find_entry
-from elliptica.lab.data.files import find_file, verify_checksum
+from elliptica._utils import checks
+from elliptica.lab.data.catalogue import find_entry, find_files
 from elliptica.lab.data.splits import Dataset, Split, Statistics, min_max_scale
-
-_MISSING = "?"
 
 
 @dataclass(frozen=True)
-class _Table:
-    """Facts about a published file; unused columns are not read."""
+class _Layout:
+    """Columns of a published file, from 0."""
 
-    name: str
-    file: DataFile
-    sizes: tuple[int, ...]
-    source: str
-    n_columns: int
     target: int
     features: tuple[int, ...]
     domain: int | None = None
     delimiter: str = ","
     has_header: bool = False
 
-    @property
-    def n_rows(self) -> int:
-        return sum(self.sizes)
 
-
-def _table(name: str, n_columns: int, **layout: Any) -> _Table:
-    """Make a table from a layout and the catalogue."""
-    entry = find_entry(name)
-    return _Table(name, entry.forms[0][0], entry.rows, entry.source, n_columns, **layout)
-
-
-_AIRFOIL = _table("airfoil", 6, target=5, features=tuple(range(5)), delimiter="\t")
-_NO2 = _table("no2", 8, target=0, features=tuple(range(1, 8)))
-_SKILLCRAFT = _table(
-    "skillcraft", 20, target=13, features=(*range(2, 13), *range(14, 20)), domain=1, has_header=True
-)
-_CRIME = _table("crime", 128, target=127, features=tuple(range(5, 127)), domain=0)
+_LAYOUTS = {
+    "airfoil": _Layout(5, tuple(range(5)), delimiter="\t"),
+    "no2": _Layout(0, tuple(range(1, 8))),
+    "skillcraft": _Layout(13, (*range(2, 13), *range(14, 20)), domain=1, has_header=True),
+    "crime": _Layout(127, tuple(range(5, 127)), domain=0),
+}
 
 
 def load_airfoil(
-    seed: int,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: Statistics = "train",
+    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
 ) -> Dataset:
     """Load Airfoil Self-Noise: 5 inputs, sound pressure in dB as target (paper: Table 3).
 
@@ -81,14 +58,11 @@ def load_airfoil(
     Returns:
         Inputs of shape ``(n, 5)``, unscaled targets of shape ``(n, 1)``, all float32.
     """
-    return _load(_AIRFOIL, seed, data_dir, scale)
+    return _load("airfoil", seed, data_dir, scale)
 
 
 def load_no2(
-    seed: int,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: Statistics = "train",
+    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
 ) -> Dataset:
     """Load NO2: 7 traffic and weather inputs, log concentration as target (paper: Table 3).
 
@@ -99,14 +73,11 @@ def load_no2(
 
     Arguments and shapes are as for `load_airfoil`, with 7 columns; the file is ``no2/NO2.csv``.
     """
-    return _load(_NO2, seed, data_dir, scale)
+    return _load("no2", seed, data_dir, scale)
 
 
 def load_skillcraft(
-    seed: int,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: Statistics = "train",
+    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
 ) -> Dataset:
     """Load SkillCraft: 17 inputs, action latency in ms as target, leagues as domains.
 
@@ -114,26 +85,18 @@ def load_skillcraft(
     (1878 rows) for training, 5 (806) for validation, 6 to 8 (711) for test. Every seed gives the same
     parts, in another order of rows.
 
-    Args:
-        seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
-        data_dir: Directory that holds ``skillcraft/SkillCraft1_Dataset.csv``; see `data_directories`
-            if None.
-        scale: Rows that give the means put in place of missing values, and the minimum and maximum by
-            which inputs are scaled to [0, 1]. The reference uses all rows, the test ones too; the
-            default keeps to the training rows.
+    Arguments are as for `load_airfoil`; the file is ``skillcraft/SkillCraft1_Dataset.csv``. The rows of
+    ``scale`` also give the means put in place of missing values.
 
     Returns:
         Inputs of shape ``(n, 17)``, unscaled targets of shape ``(n, 1)``, all float32; ``group`` is the
         league.
     """
-    return _load(_SKILLCRAFT, seed, data_dir, scale)
+    return _load("skillcraft", seed, data_dir, scale)
 
 
 def load_crime(
-    seed: int,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: Statistics = "train",
+    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
 ) -> Dataset:
     """Load Communities and Crime: 122 inputs, violent crimes as target, states as domains.
 
@@ -144,39 +107,42 @@ def load_crime(
     Arguments and shapes are as for `load_skillcraft`, with 122 columns; ``group`` is the code of the state
     and the file ``crime/communities.data``.
     """
-    return _load(_CRIME, seed, data_dir, scale)
+    return _load("crime", seed, data_dir, scale)
 
 
-def _load(table: _Table, seed: int, data_dir: str | os.PathLike[str] | None, scale: Statistics) -> Dataset:
-    """Read, check, split, shuffle, fill in and scale."""
-    if scale not in get_args(Statistics):
-        raise ValueError(f"scale must be 'train' or 'all', but got {scale!r}. Pass one of the two.")
-    path = find_file(table.file.path, data_dir, source=table.source)
-    x, y, domain = _read(path, table)  # before the hash: its message says what is wrong with a bad file
-    verify_checksum(path, table.file.checksum, source=table.source)
+def _load(name: str, seed: int, data_dir: str | os.PathLike[str] | None, scale: Statistics) -> Dataset:
+    """Read, split, shuffle, fill in and scale."""
+    checks.choice("scale", scale, get_args(Statistics))
+    layout = _LAYOUTS[name]
+    (path,) = find_files(name, data_dir)
+    with path.open(encoding="ascii", newline="") as file:
+        rows = list(csv.reader(file, delimiter=layout.delimiter))[layout.has_header :]
+    x = np.array([[_number(row[column]) for column in layout.features] for row in rows])
+    y = np.array([float(row[layout.target]) for row in rows])
     rng = np.random.RandomState(seed)  # the legacy generator gives the reference's order of rows
-    if domain is None:
-        parts = np.split(rng.permutation(table.n_rows), np.cumsum(table.sizes)[:-1])
+    domain = None
+    if layout.domain is None:
+        parts = np.split(rng.permutation(len(rows)), np.cumsum(find_entry(name).rows)[:-1])
     else:
-        parts = [rng.permutation(rows) for rows in _rows_by_domain(domain)]
-    sizes = tuple(map(len, parts))
-    if sizes != table.sizes:
-        raise ValueError(
-            f"Expected the domains of {path} to give parts of {table.sizes} rows, but they give {sizes}. "
-            f"Put the original there. The original comes from: {table.source}."
-        )
+        domain = np.array([int(row[layout.domain]) for row in rows])
+        parts = [rng.permutation(part) for part in _rows_by_domain(domain)]
     # Filled in and scaled in double precision and rounded once, as the reference does.
-    inputs = [torch.from_numpy(x[rows]) for rows in parts]
-    first, *rest = inputs if domain is None else _fill_missing(inputs, scale)
+    inputs = [torch.from_numpy(x[part]) for part in parts]
+    mean = (inputs[0] if scale == "train" else torch.cat(inputs)).nanmean(dim=0)
+    first, *rest = (torch.where(part.isnan(), mean, part) for part in inputs)
     train, validation, test = (
         Split(
-            part.float(),
-            torch.from_numpy(y[rows, None]).float(),
-            None if domain is None else torch.from_numpy(domain[rows]),
+            scaled.float(),
+            torch.from_numpy(y[part, None]).float(),
+            None if domain is None else torch.from_numpy(domain[part]),
         )
-        for part, rows in zip(min_max_scale(first, rest, statistics=scale), parts, strict=True)
+        for scaled, part in zip(min_max_scale(first, rest, statistics=scale), parts, strict=True)
     )
-    return Dataset(table.name, train, validation, test, task="regression")
+    return Dataset(name, train, validation, test, task="regression")
+
+
+def _number(cell: str) -> float:
+    return float("nan") if cell == "?" else float(cell)
 
 
 def _rows_by_domain(domain: NDArray[np.int64]) -> list[NDArray[np.intp]]:
@@ -191,66 +157,3 @@ def _rows_by_domain(domain: NDArray[np.int64]) -> list[NDArray[np.intp]]:
     second = np.searchsorted(reached, reached[first] + int(0.1 * n))
     part = np.searchsorted([first, second], np.searchsorted(codes, domain), side="right")
     return [np.flatnonzero(part == i) for i in range(3)]
-
-
-def _fill_missing(parts: list[Tensor], statistics: Statistics) -> list[Tensor]:
-    """Put the mean of a column's known values in place of NaN."""
-    seen = parts[0] if statistics == "train" else torch.cat(parts)
-    mean = seen.nanmean(dim=0)
-    return [torch.where(part.isnan(), mean, part) for part in parts]
-
-
-def _read(
-    path: Path, table: _Table
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64] | None]:
-    """Parse inputs (NaN where missing), targets and domains, refusing another layout."""
-    with path.open(encoding="ascii", errors="replace", newline="") as file:
-        lines = (line.replace("\0", " ") for line in file if line.strip())
-        try:
-            body = list(csv.reader(lines, delimiter=table.delimiter))[table.has_header :]
-            problem = _find_problem(body, table)
-        except csv.Error as error:  # such as a cell of more than 131,072 characters
-            problem = f"reading it failed: {error}"
-    if problem is not None:
-        below = ", below a header" if table.has_header else ""
-        raise ValueError(
-            f"Expected {path} to hold {table.n_rows} rows of {table.n_columns} values separated by "
-            f"{table.delimiter!r}{below}, but {problem}. The file is truncated or another edition: delete it "
-            f"and put the original there. The original comes from: {table.source}."
-        )
-    x = [[_number(row[column]) for column in table.features] for row in body]
-    y = [float(row[table.target]) for row in body]
-    domain = None if table.domain is None else np.array([int(row[table.domain]) for row in body], np.int64)
-    return np.array(x, dtype=np.float64), np.array(y), domain
-
-
-def _number(cell: str) -> float:
-    return float("nan") if cell == _MISSING else float(cell)
-
-
-def _code(cell: str) -> int:
-    """Read the code of a domain, which must fit into 64 bits."""
-    code = int(cell)
-    if abs(code) >= 2**63:
-        raise ValueError(f"{code} is no code")
-    return code
-
-
-def _find_problem(rows: list[list[str]], table: _Table) -> str | None:
-    """Say what is wrong with the rows, or None."""
-    is_complete = table.domain is None  # no value may be missing
-    kinds: dict[int, Callable[[str], float]] = dict.fromkeys(
-        table.features, float if is_complete else _number
-    )
-    kinds[table.target] = float
-    if table.domain is not None:
-        kinds[table.domain] = _code
-    for i, row in enumerate(rows):
-        if len(row) != table.n_columns:
-            return f"row {i + 1} has {len(row)} columns"
-        for column, kind in kinds.items():
-            try:
-                kind(row[column])
-            except ValueError:
-                return f"row {i + 1} holds {row[column][:40]!r} in column {column + 1}"
-    return None if len(rows) == table.n_rows else f"it holds {len(rows)} rows"

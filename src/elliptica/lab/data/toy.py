@@ -1,8 +1,8 @@
 """Two moons with a boundary to train on and an interior to test on (paper: Figs. 1 and 3).
 
 The paper draws training points on the boundary of two moon-shaped regions and test points inside,
-without defining the regions. Here they are tubes: all points closer than ``radius`` to a half circle.
-Other regions, the demo's half discs among them, are in `elliptica.lab.data.moon_regions`.
+without defining the regions. Here they are tubes (`two_moons`: all points closer than ``radius`` to a half
+circle), or half discs (`half_discs`, which the demo draws). ``studies/two_moons.py`` has others.
 
 The half circles are those of scikit-learn's ``make_moons``: the upper one has radius 1 around the
 origin, the lower one is its point reflection ``p -> (1, 0.5) - p``. Their least distance, 0.5, is
@@ -68,42 +68,35 @@ def two_moons(
         >>> moons.boundary_x.shape, moons.boundary_y.tolist()
         (torch.Size([5, 2]), [0, 1, 0, 1, 0])
     """
-    for name, count in (("n_boundary", n_boundary), ("n_interior", n_interior)):
-        if count < 0:
-            raise ValueError(f"{name} must not be negative, but got {count}. Pass 0 or more.")
     if not 0 < radius < _LARGEST_RADIUS:
-        raise ValueError(
-            f"radius must be above 0 and below {_LARGEST_RADIUS}, where the two tubes touch, but "
-            f"got {radius}. Pass e.g. radius=0.2."
-        )
+        raise ValueError(f"radius must be above 0 and below {_LARGEST_RADIUS}, but got {radius}.")
     boundary = sample_outline(n_boundary, radius, generator)
     interior = sample_tube(n_interior, radius, generator)
     return TwoMoons(*alternate(boundary), *alternate(interior))
 
 
-def distance_to_moons(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
-    """Return the distances of points from the centre lines of the upper and the lower moon.
+def half_discs(n_boundary: int, n_interior: int, *, generator: torch.Generator | None = None) -> TwoMoons:
+    """Draw points on and inside two half discs: the half circles of `two_moons`, each with its chord.
 
-    Use it to find the tubes in a plot: a point is inside one if the smaller distance is below the
-    radius. Centre lines are as in `two_moons`.
+    Boundary points are uniform by arc length, interior points by area; the moons alternate. Half discs
+    overlap, so that no network can be right on more than 85.5 % inside.
 
     Example:
-        >>> distance_to_moons(torch.tensor([[0.0, 0.5]]))
-        tensor([[0.5000, 0.0000]])
+        >>> moons = half_discs(6, 2, generator=torch.Generator().manual_seed(0))
+        >>> moons.boundary_x.shape, moons.interior_y.tolist()
+        (torch.Size([6, 2]), [0, 1])
     """
-    return torch.stack([_distance_to_upper(points), _distance_to_upper(_reflect(points))], dim=1)
+    position = uniforms(1, n_boundary, generator)[0] * (math.pi + 2)
+    arc = polar(torch.ones_like(position), position)
+    chord = torch.stack([position - math.pi - 1, torch.zeros_like(position)], dim=1)
+    boundary = torch.where((position < math.pi)[:, None], arc, chord)
+    angle, area = uniforms(2, n_interior, generator)
+    return TwoMoons(*alternate(boundary), *alternate(polar(area.sqrt(), math.pi * angle)))
 
 
 def _reflect(points: Tensor) -> Tensor:
     """Reflect the upper moon to the lower one, and back."""
     return points.new_tensor([1.0, 0.5]) - points
-
-
-def _distance_to_upper(points: Tensor) -> Tensor:
-    """Return the distance to the half circle of radius 1 above the origin."""
-    x, y = points.unbind(dim=1)
-    # Below the axis the nearest point is an end of the arc.
-    return torch.where(y >= 0, (torch.hypot(x, y) - 1).abs(), torch.hypot(x.abs() - 1, y))
 
 
 def alternate(upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,10 @@ from elliptica.lab.experiments.choice import TUNED
 from elliptica.lab.experiments.record_folder import Place, group_records, known_tables, read_folder
 from elliptica.lab.experiments.records import Record
 from elliptica.lab.experiments.registry import RESPLIT
-from elliptica.lab.experiments.specification import DatasetSpec, Specification, preset_names, table_name
+from elliptica.lab.experiments.specification import DatasetSpec, Specification, table_name
 from elliptica.lab.experiments.table import DAGGER, Part, Table, cell_texts, make_table
 from elliptica.report import charts
-from elliptica.report.judge import Measure, Verdict, judge_seeds
+from elliptica.report.judge import BySeed, Measure, Verdict, judge_seeds
 from elliptica.report.page import Chart, Page, Section
 
 _METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
@@ -37,8 +37,11 @@ def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
     specifications = known_tables(tables)
     groups = group_records(read_folder(path), path, specifications)
     files = {table_name(table): table for table in tables}
-    studies = [_study(place, members, specifications, files, path) for place, members in groups.items()]
-    better = sum(verdict.best is not None and bool(verdict.winners) for verdict, _ in studies)
+    studies = [
+        _study(place, members, specifications, files.get(place[0], place[0]), path)
+        for place, members in groups.items()
+    ]
+    better = sum(bool(verdict.winners) for verdict, _ in studies)
     headline, title = studies[0][0].headline, studies[0][1].heading
     sections = [section for _, section in studies]
     if len(studies) > 1:
@@ -54,33 +57,35 @@ def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
 def _study(
     place: Place,
     members: Sequence[Record],
-    specifications: Mapping[str, Specification],
-    files: Mapping[str, str],
-    path: Path,
+    known: Mapping[str, Specification],
+    table: str,
+    out: Path,
 ) -> tuple[Verdict, Section]:
     name, dataset, variant = place
-    specification = _specification(place, members, specifications)
+    specification = _specification(place, members, known)
     runs = {record.run.row: record.run for record in members}
     rows = [row for row in specification.methods if row in runs]
-    seeds = sorted({record.run.seed for record in members})
+    seeds = range(1 + max(record.run.seed for record in members))
     wanted = [runs[row].model_copy(update={"seed": seed}) for row in rows for seed in seeds]
     parts: tuple[Part, Part] = ("test", "cost")
     test, cost = (make_table(name, specification, wanted, members, part) for part in parts)
-    run = members[0].run
-    names = [column for of, column in test.heads if of == dataset]
+    run, names = members[0].run, [column for _, column in test.heads]
     first = run.select if run.select in names else names[0]
     measures = [_measure(c, run.metric, test.decimals[dataset]) for c in dict.fromkeys([first, *names])]
     values = {c: {row: dict(test.cells[row, dataset, c].values) for row in rows} for c in names}
-    reference = "erm" if values[first].get("erm") else rows[0]
     judged = [measure for measure in measures if measure.name in (first, "average", "worst")]
-    share = RESPLIT.get(str(run.load.get("name")), 0.0)
-    verdict = judge_seeds(values, judged, rows, reference, share)
-    table, bold = _grid(test, cost, dataset, rows, measures)
-    command = _command(place, files.get(name), rows, len(seeds), run.match_evaluations, path)
-    text = [verdict.headline, " ".join(verdict.sentences), variant, *test.notes, command]
-    drawn = _charts(members, verdict, judged, values, rows)
+    reference = "erm" if values[first].get("erm") else rows[0]
+    verdict = judge_seeds(values, judged, rows, reference, RESPLIT.get(str(run.load.get("name")), 0.0))
+    words = ["elliptica", "run", table, "--dataset", dataset, "--methods", ",".join(rows)]
+    words += ["--seeds", str(len(seeds)), *["--match", "evaluations"] * run.match_evaluations]
+    for option, value in re.findall(r"(epochs|precision) = (\w+)", variant):
+        words += [f"--{option}", value]
+    command = shlex.join([*words, *["--tuned"] * (TUNED in variant), "--out", str(out)])
+    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, command]
+    grid, bold = _grid(test, cost, dataset, measures)
     heading = f"{specification.title}: {dataset}" + (f" ({variant})" if variant else "")
-    return verdict, Section(heading, [t for t in text if t], table, bold=bold, charts=drawn)
+    drawn = _charts(members, verdict, judged, values[first])
+    return verdict, Section(heading, [t for t in text if t], grid, bold=bold, charts=drawn)
 
 
 def _specification(
@@ -107,15 +112,14 @@ def _measure(column: str, metric: str, decimals: int) -> Measure:
 
 
 def _grid(
-    test: Table, cost: Table, dataset: str, rows: Sequence[str], measures: Sequence[Measure]
+    test: Table, cost: Table, dataset: str, measures: Sequence[Measure]
 ) -> tuple[list[list[str]], set[tuple[int, int]]]:
     """Return the table of the paper, with what it cost, and its bold cells."""
-    heads = [(m, is_paper) for m in measures for is_paper in (False, True)]
-    papers = {m.name for m in measures if any(test.cells[row, dataset, m.name].paper for row in rows)}
-    heads = [(measure, is_paper) for measure, is_paper in heads if not is_paper or measure.name in papers]
+    papers = [m for m in measures if any(test.cells[row, dataset, m.name].paper for row in test.rows)]
+    heads = [(m, is_paper) for m in measures for is_paper in (False, True) if not is_paper or m in papers]
     titles = ["paper" if is_paper else m.label + ", %" * m.percent for m, is_paper in heads]
     table, bold = [["method", *titles, "thousand rows", "seconds", "seeds"]], set()
-    for number, row in enumerate(rows):
+    for number, row in enumerate(test.rows):
         line = [row]
         for measure, is_paper in heads:
             mean, std, is_best = cell_texts(test, row, (dataset, measure.name), is_paper)
@@ -129,56 +133,19 @@ def _grid(
 
 
 def _charts(
-    members: Sequence[Record],
-    verdict: Verdict,
-    judged: Sequence[Measure],
-    values: Mapping[str, Mapping[str, Mapping[int, float]]],
-    rows: Sequence[str],
+    members: Sequence[Record], verdict: Verdict, judged: Sequence[Measure], values: BySeed
 ) -> list[Chart]:
-    drawn, first = [], judged[0]
-    by_row = {row: list(values[first.name][row].values()) for row in rows if values[first.name][row]}
+    by_row = {row: list(seeds.values()) for row, seeds in values.items() if seeds}
     means = {row: sum(numbers) / len(numbers) for row, numbers in by_row.items()}
-    if any(len(numbers) > 1 for numbers in by_row.values()):
-        drawn.append(Chart("Every seed", charts.dots(by_row, means, first.label), "The bar is the mean."))
+    drawn = [Chart("Every seed", charts.dots(by_row, means, judged[0].label), "The bar is the mean.")]
     for measure in judged:
         differences = [d for d in verdict.differences if d.measure == measure.name]
         if differences:
             title = f"{measure.label}, compared with {differences[0].against}"
-            drawn.append(Chart(title, charts.intervals(differences, {row: row for row in rows}, measure)))
-    for kind, entry in (("group", "by_group"), ("class", "by_class")):
-        parts = _by_part(members, entry)
-        if any(parts.values()) and not (kind == "group" and parts == _by_part(members, "by_class")):
-            drawn.append(
-                Chart(f"By {kind}, mean over seeds", charts.bars(parts, _METRIC[members[0].run.metric]))
-            )
+            drawn.append(Chart(title, charts.intervals(differences, {row: row for row in values}, measure)))
     curves: dict[str, list[Any]] = {}
     for record in members:
         if curve := record.curves.get("validation"):
             curves.setdefault(record.run.row, []).append(curve)
-    if curves:
-        drawn.append(Chart("Validation score", charts.lines(curves, "epoch", "validation score")))
-    return drawn
-
-
-def _by_part(members: Sequence[Record], entry: str) -> dict[str, dict[str, float]]:
-    """Return the scores of groups or classes in percent or as errors, by row, means over seeds."""
-    factor = 1 if members[0].run.metric == "rmse" else 100
-    found: dict[str, dict[str, list[float]]] = {}
-    for record in members:
-        for name, value in getattr(record.metrics["test"], entry).items():
-            found.setdefault(record.run.row, {}).setdefault(str(name), []).append(factor * float(value))
-    return {row: {n: sum(v) / len(v) for n, v in parts.items()} for row, parts in found.items()}
-
-
-def _command(
-    place: Place, file: str | None, rows: Sequence[str], n_seeds: int, match: bool, path: Path
-) -> str:
-    """Return the command that repeats the runs, as far as records tell."""
-    table, dataset, variant = place
-    words = ["elliptica", "run", file or (table if table in preset_names() else f"{table}.toml")]
-    words += ["--dataset", dataset, "--methods", ",".join(rows), "--seeds", str(n_seeds)]
-    for option in ("epochs", "precision"):
-        if found := re.search(rf"{option} = (\w+)", variant):
-            words += [f"--{option}", found[1]]
-    words += ["--match", "evaluations"] * match + ["--tuned"] * (TUNED in variant)
-    return shlex.join([*words, "--out", path.name or "."])
+    figure = charts.lines(curves, "epoch", "validation score")
+    return [*drawn, Chart("Validation score", figure)] if curves else drawn

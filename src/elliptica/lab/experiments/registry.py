@@ -15,7 +15,7 @@ from torch import nn
 
 from elliptica._utils.random import stream, stream_seed
 from elliptica.lab import data as lab_data
-from elliptica.lab.data.medmnist import MEDMNIST
+from elliptica.lab.data.images import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel

@@ -8,8 +8,6 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from elliptica._utils.perceptron import require_positive
-
 Depth = Literal[18, 34, 50, 101]
 
 # Blocks per stage, and whether they are bottlenecks.
@@ -41,7 +39,6 @@ def preact_resnet(
     average pooling; other sizes also work.
 
     Not for full-size photographs: the stem keeps (nearly) all pixels, which is slow on them.
-    Weights come from torch's default initialisation and default random stream.
 
     Args:
         depth: 18 or 34 (basic blocks), 50 or 101 (bottleneck blocks).
@@ -53,20 +50,11 @@ def preact_resnet(
     Returns:
         Named parts ``stem, stage1, ..., stage4, pool, flatten, head``, in order.
 
-    Raises:
-        ValueError: If the depth is not one of the four or a size is not positive.
-
     Example:
         >>> net = preact_resnet(18, num_classes=10)
         >>> sum(p.numel() for p in net.parameters())
         11171146
     """
-    if depth not in _STAGES:
-        raise ValueError(
-            f"depth must be one of {', '.join(map(str, _STAGES))}, but got {depth!r}. "
-            "Pick one of these; to make a net smaller or larger, change width."
-        )
-    require_positive(num_classes=num_classes, width=width, stem_stride=stem_stride, in_channels=in_channels)
     n_blocks, is_bottleneck = _STAGES[depth]
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["stem"] = _conv3(in_channels, width, stride=stem_stride)
@@ -165,9 +153,6 @@ def wide_resnet(
     Returns:
         Named parts ``stem, stage1, stage2, stage3, norm, relu, pool, flatten, head``, in order.
 
-    Raises:
-        ValueError: If the depth is not of the form 6 k + 4, or a size is not positive.
-
     Example:
         >>> import torch
         >>> with torch.device("meta"):
@@ -175,12 +160,8 @@ def wide_resnet(
         >>> sum(p.numel() for p in net.parameters())
         36489290
     """
-    require_positive(num_classes=num_classes, widen=widen, in_channels=in_channels)
-    if depth < 10 or (depth - 4) % 6:
-        raise ValueError(
-            f"depth must be 6 k + 4 with k >= 1 blocks per stage (10, 16, 22, 28, ...), but got {depth}. "
-            "The paper's network has 28."
-        )
+    if depth < 10 or (depth - 4) % 6:  # rounded down, the network would be another one
+        raise ValueError(f"depth must be 10, 16, 22, 28, ... (6 k + 4), but got {depth}.")
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["stem"] = nn.Conv2d(in_channels, _STEM, kernel_size=3, padding=1)
     n_in = _STEM

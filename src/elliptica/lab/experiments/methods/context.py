@@ -140,13 +140,6 @@ def environment(data: Dataset) -> Tensor:
     Groups are read as ``class * n_attributes + attribute`` if that is what they are for every row of the
     validation part (whose labels are never noisy), as in Waterbirds and CelebA; otherwise (hospitals,
     leagues) they are environments themselves.
-
-    Example:
-        >>> from elliptica.lab.data.splits import Split
-        >>> y, group = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 2, 3])
-        >>> part = Split(torch.zeros(4, 1), y, group)
-        >>> environment(Dataset("birds", part, part, part, "classification")).tolist()
-        [0, 1, 0, 1]
     """
     train, known = data.train, data.validation
     if train.group is None or known.group is None:

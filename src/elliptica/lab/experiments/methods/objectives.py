@@ -118,11 +118,6 @@ def elliptic_settings(flat: Settings) -> Settings:
 
     The noise on targets is that on inputs, as in the paper, unless ``sigma_y`` is given. On a time interval
     of length ``horizon`` both are ``sqrt(horizon)`` as strong.
-
-    Example:
-        >>> found = elliptic_settings({"sigma": 0.5, "horizon": 0.04, "weighting": "released", "xi": 0.1})
-        >>> found["sigma"], found["sigma_y"], found["pairing"], found["weighting"]
-        (0.1, 0.1, Permutation(among='all'), Released(xi=0.1))
     """
     found = dict(flat)
     of_pairing = {name: found.pop(name) for name in _OF_PAIRINGS if name in found}

@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
+from elliptica._utils.random import stream
 from elliptica.baselines.regression import cumulative_kernel
 from elliptica.core.bridge import tent
-from elliptica.estimators import stacked_points as points
-from elliptica.estimators.stacked_points import StackedJob
+from elliptica.estimators import points
 from laws import assert_distribution, assert_frequencies, assert_variance
 
 pytestmark = pytest.mark.statistical
@@ -22,16 +22,25 @@ def draw(seed):
     return partial(draw_points, seed)
 
 
+def table_of(x, y, group=None):
+    """A table of real targets, or of class numbers."""
+    none = torch.zeros(len(x), dtype=torch.long)
+    group = none if group is None else group
+    if y.is_floating_point():
+        return points.Table(x, y, none, group)
+    return points.Table(x, torch.nn.functional.one_hot(y).float(), y, group)
+
+
+def drawer_of(job):
+    return points.Drawer(job, points.RowStream(job), stream(job.seed, "noise"))
+
+
 def draw_points(seed, method, x, y, group=None, *, chunks=1, batch_size=6, weight=None, **settings):
-    loss = "real" if y.is_floating_point() else "classes"
-    n_outputs = y.shape[1] if loss == "real" else int(y.max()) + 1
-    table = points.join_tables([x], [y], None if group is None else [group], loss, n_outputs)
-    one = StackedJob(np.arange(len(x)), 0, seed, method, settings, weight=weight)
-    points.check_job(one, table)
-    network = points.Network(0, one, table, batch_size)
-    noise = torch.zeros(1, 100, batch_size, x.shape[1])
-    found = [points.draw_points([network], table, batch_size, 100, noise) for _ in range(chunks)]
-    return points.Points(*(torch.cat([part[0] for part in parts]) for parts in zip(*found, strict=True)))
+    table = table_of(x, y, group)
+    job = points.Job(table, np.arange(len(x)), seed, 1, method, settings, weight=weight)
+    drawer, noise = drawer_of(job), torch.zeros(1, 100, batch_size, x.shape[1])
+    drawn = [points.draw_points([drawer], table, batch_size, 100, noise) for _ in range(chunks)]
+    return points.Points(*(torch.cat([part[0] for part in parts]) for parts in zip(*drawn, strict=True)))
 
 
 def numbered(n):
@@ -112,8 +121,6 @@ def test_noise_of_bridges_and_of_inputs(draw):
         with pytest.raises(AssertionError):  # a deviation off by a tenth
             assert_variance(scaled[-1] * 1.1, 1.0)
     assert abs(np.corrcoef(*scaled)[0, 1]) < 5 / np.sqrt(len(spread))
-    default = draw("elliptic", x, y, sigma=0.02, n_times=2)
-    assert float((default.y[..., 0] / 10 - default.x[..., 0]).abs().max()) < 1e-5
     p = draw("noise", x, y, chunks=10, sigma=0.3)
     assert_distribution((p.x[..., 0] - x[p.rows, 0]) / 0.3, stats.norm.cdf)
     assert torch.equal(p.y, y[p.rows])
@@ -220,14 +227,20 @@ def test_groups_are_balanced_in_every_order(method, draw):
     assert 0.6 < float(shares) < 0.9  # weights count within a group
 
 
-def test_a_narrow_table_has_no_noise_in_columns_that_it_lacks(draw, seed):
-    x, y = numbered(6)
-    wide = torch.cat([x, x, x], 1)
-    table = points.join_tables([x, wide], [y, y], None, "real", 1)
-    jobs = [StackedJob(np.arange(6), number, seed, "noise", {"sigma": 1.0}) for number in (0, 1)]
-    networks = [points.Network(i, one, table, 6) for i, one in enumerate(jobs)]
-    p = points.draw_points(networks, table, 6, 4, torch.full((2, 4, 6, 3), 7.0))
-    assert not bool(p.x[0, ..., 1:].any())
-    assert float(p.x[1, ..., 1:].std()) > 0.5
-    alone = draw("noise", x, y, sigma=1.0)
-    assert torch.equal(p.rows[0], alone.rows[:4])
+def test_fractional_weights_are_frequencies(generator):
+    weight = np.array([0.2, 1.0, 2.5, 0.3, 4.0])
+    counts = np.zeros(5)
+    for _ in range(2000):
+        drawn = np.bincount(points.draw_epoch(5, weight, generator).numpy(), minlength=5)
+        assert drawn.sum() == 8
+        assert (np.abs(drawn - weight) < 1).all()  # never further off than rounding
+        counts += drawn
+    assert_frequencies(counts, weight)
+    with pytest.raises(AssertionError):
+        assert_frequencies(counts, weight + np.array([0.2, 0, 0, 0, 0]))
+
+
+def test_an_epoch_has_every_row_once_and_at_most_ten_times_as_many(generator):
+    assert points.draw_epoch(7, None, generator).sort().values.tolist() == list(range(7))
+    assert points.draw_epoch(7, np.full(7, 0.01), generator).sort().values.tolist() == list(range(7))
+    assert len(points.draw_epoch(7, np.full(7, 1e9), generator)) == 70

@@ -1,0 +1,209 @@
+"""The methods that `compare` knows, the settings that trials draw, and the sizes of a comparison.
+
+To add a method, add an entry to `METHODS`: a label, the settings to try (usual value and range), and a
+function that makes a scikit-learn model (none if `elliptica.estimators` trains a network under this name).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from elliptica._utils.random import stream_seed
+from elliptica.tables.table import TableError
+
+Select = Literal["average", "worst"]
+#: Usual value of a setting, followed by the ends of its range.
+Range = tuple[float, float, float]
+
+REFERENCE, TREES, LINEAR, JTT = "erm", "trees", "linear", "jtt"
+#: The constant prediction: always the mean, or the class frequencies, of the training rows.
+CONSTANT = "constant"
+_BOTH = ("classification", "regression")
+
+
+def _trees(task: str, settings: Mapping[str, Any], seed: int) -> Any:
+    trees = HistGradientBoostingClassifier if task == "classification" else HistGradientBoostingRegressor
+    return trees(**settings, random_state=seed)
+
+
+def _linear(task: str, settings: Mapping[str, Any], seed: int) -> Any:
+    penalty = settings["penalty"]
+    is_class = task == "classification"
+    model = LogisticRegression(C=1 / penalty, max_iter=300) if is_class else Ridge(alpha=penalty)
+    return make_pipeline(StandardScaler(), model)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that can be compared."""
+
+    label: str  # display name
+    settings: Mapping[str, Range] = field(default_factory=dict)  # besides those that networks share
+    tasks: tuple[str, ...] = _BOTH
+    #: Makes a scikit-learn model from task, settings and seed; None for networks.
+    make: Callable[[str, Mapping[str, Any], int], Any] | None = None
+    boosted: bool = False  # grows trees until validation rows stop it
+    calibrated: bool = True  # has logits that a temperature can divide
+    for_groups: bool = False  # made for groups: run if there are any, or if requested
+    sees_groups: bool = False  # training uses the group column
+
+
+_SIGMA: dict[str, Range] = {"sigma": (0.1, 0.01, 1.0)}
+_CLASSES = ("classification",)
+#: All methods, in display order.
+METHODS: dict[str, Method] = {
+    REFERENCE: Method("ordinary training"),
+    "noise": Method("input noise", _SIGMA),
+    "smoothing": Method("label smoothing", {"smoothing": (0.1, 0.01, 0.4)}, _CLASSES),
+    "mixup": Method("mixup", {"alpha": (0.4, 0.1, 4.0)}),
+    "c-mixup": Method("C-Mixup", {"alpha": (2.0, 0.2, 4.0), "bandwidth": (1.0, 0.1, 3.0)}, ("regression",)),
+    "elliptic": Method("elliptic training", _SIGMA),
+    "elliptic-weighted": Method("weighted elliptic training", {**_SIGMA, "xi": (1.0, 0.3, 3.0)}),
+    "groupdro": Method("GroupDRO", {"eta": (0.05, 0.005, 0.5)}, for_groups=True, sees_groups=True),
+    "lisa": Method("LISA", {"alpha": (2.0, 0.5, 4.0)}, _CLASSES, for_groups=True, sees_groups=True),
+    "balanced": Method("balanced batches", for_groups=True, sees_groups=True),
+    JTT: Method("JTT", {"upweight": (5.0, 2.0, 50.0)}, _CLASSES, for_groups=True),
+    TREES: Method(
+        "boosted trees",
+        {
+            "learning_rate": (0.1, 0.02, 0.3),
+            "l2_regularization": (1e-3, 1e-3, 10.0),
+            "max_leaf_nodes": (31.0, 4.0, 63.0),
+            "min_samples_leaf": (20.0, 5.0, 50.0),
+        },
+        make=_trees,
+        boosted=True,
+    ),
+    LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
+}
+NAMES = {name: method.label for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
+#: Methods whose training uses the group column.
+SEES_GROUPS = tuple(name for name, method in METHODS.items() if method.sees_groups)
+NETWORKS = tuple(name for name, method in METHODS.items() if method.make is None)
+
+#: Settings that all networks share, with the same draws.
+_SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
+_WHOLE = ("max_leaf_nodes", "min_samples_leaf")
+#: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
+_MOST_SETTINGS = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How methods are compared, the same for all of them."""
+
+    methods: tuple[str, ...]  # ordinary training first
+    trials: int = 8  # settings tried per method and fold; the validation rows choose among them
+    epochs: int = 100  # at most; the validation rows choose how many are used
+    patience: int = 10  # epochs without a better validation loss before a network stops
+    first_epochs: int = 0  # epochs after which the worse trials are dropped; 0 keeps all
+    networks: int = 3  # size of the ensemble that is trained with the chosen settings
+    batch_size: int = 32
+    tuning_rows: int = 6_000  # at most so many training rows in a trial
+    select: Select = "average"  # trials are chosen on average, or in the worst class, group or fifth
+    bounded: bool = True  # clip predicted numbers to the range of the training targets
+    log_target: bool = False  # learn the logarithm of the targets in every second trial
+    hidden: tuple[int, ...] = (128, 128)
+    quick: bool = False  # whether sizes were cut for a first impression
+    seed: int = 0  # of trials, initial weights and noise
+
+    @property
+    def network_methods(self) -> tuple[str, ...]:
+        """Methods that train networks."""
+        return tuple(name for name in self.methods if name in NETWORKS)
+
+    @property
+    def survivors(self) -> int:
+        """Number of trials that continue after ``first_epochs``."""
+        return math.ceil(self.trials / 3) if self.first_epochs else self.trials
+
+    def logs_target(self, trial: int) -> bool:
+        """Return whether a trial learns the logarithm of the targets."""
+        return self.log_target and trial % 2 == 1
+
+
+def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
+    """Return the sizes of a plan for a number of training rows; larger tables get larger batches.
+
+    Example:
+        >>> sizes(400)["batch_size"], sizes(4000)["batch_size"], sizes(10**6)["batch_size"]
+        (32, 128, 256)
+    """
+    small, large = n_train <= 2_000, n_train > 10_000
+    values = {
+        "trials": 8,
+        "epochs": 100 if small else 60,
+        "patience": 10 if small else 4 if large else 6,
+        "first_epochs": 12 if small else 5,
+        "networks": 1 if large else 3,
+        "batch_size": min(256, max(32, 2 ** round(math.log2(max(1, n_train) / 32)))),
+        "hidden": (128, 128) if large else (64, 64),
+    }
+    cut = {"trials": 2, "epochs": 30, "first_epochs": 0, "networks": 1, "quick": True}
+    return values | (cut if quick else {})
+
+
+def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tuple[str, ...]:
+    """Return the methods to compare, ordinary training first; None wants all that suit task and groups.
+
+    Raises:
+        TableError: If the task has no such method, or if it needs groups and there are none.
+
+    Example:
+        >>> choose_methods("regression", ["elliptic", "trees"], grouped=False)
+        ('erm', 'elliptic', 'trees')
+    """
+    known = [name for name, method in METHODS.items() if task in method.tasks]
+    for name in wanted or ():
+        if name not in known:
+            raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}.")
+        if METHODS[name].sees_groups and not grouped:
+            raise TableError(f"methods has {name!r}, which needs groups. Name their column with --group.")
+    if wanted is None:
+        wanted = [name for name in known if grouped or not METHODS[name].for_groups]
+    return tuple(name for name in known if name in (REFERENCE, *wanted))
+
+
+def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
+    """Draw the settings of a trial: the usual ones first, then evenly spread over their ranges.
+
+    All networks share the draws of learning rate and weight decay, so that luck does not decide. Trials are
+    the same in every fold. If the logarithm of the target is tried, the second trial is the first with it.
+    """
+    ranges = _ranges(method)
+    if trial == 0 or (trial == 1 and plan.log_target):
+        values = {name: usual for name, (usual, _, _) in ranges.items()}
+    else:
+        values = {
+            name: _even((low, high), name if name in _SHARED else f"{method} {name}", k, trial, plan)
+            for k, (name, (_, low, high)) in enumerate(ranges.items())
+        }
+    return {name: round(value) if name in _WHOLE else value for name, value in values.items()}
+
+
+def _ranges(method: str) -> dict[str, Range]:
+    shared = _SHARED if METHODS[method].make is None else {}
+    return {**shared, **METHODS[method].settings}
+
+
+def _even(ends: tuple[float, float], name: str, k: int, trial: int, plan: Plan) -> float:
+    """Return the value of a trial in the logarithmic range of the k-th setting: a shifted Kronecker sequence.
+
+    The steps are powers of the root of x^(d+1) = x + 1. They spread any number of points evenly in d
+    dimensions (Roberts 2018).
+    """
+    root = 2.0
+    for _ in range(50):
+        root = (1 + root) ** (1 / (_MOST_SETTINGS + 1))
+    shift = np.random.default_rng(stream_seed("trials", name, plan.seed)).random()
+    share = (shift + trial * root ** -(k + 1)) % 1
+    return float(f"{ends[0] * (ends[1] / ends[0]) ** share:.3g}")
