@@ -9,8 +9,8 @@ SkillCraft, trained on four leagues and tested on three others. Run it from a cl
 
 What a first attempt easily leaves out is marked (1) to (4) below; most of a difference comes from (3).
 Numbers are equal to the last digit on the same kind of processor with the same torch; elsewhere they differ
-by rounding, which training amplifies. The committed records are older than today's order of draws, so from them
-this loop differs as one seed does from another.
+by rounding, which training amplifies. The committed records are older than today's order of draws, so from
+them this loop differs as one seed does from another.
 """
 
 import argparse
