@@ -1,6 +1,5 @@
 """The loss of a model as a function, its least value, and the maximum principle on known functions."""
 
-import copy
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 
 from elliptica.landscape import LossField, MaximumPrinciple, check_maximum_principle
-from elliptica.landscape.loss import excess_loss, join, least_loss
+from elliptica.landscape.loss import join
 
 
 class Counting(nn.Module):
@@ -98,53 +97,6 @@ def test_no_rows_no_call():
     model = Counting(nn.Linear(3, 1))
     assert LossField(model, nn.MSELoss())(torch.randn(0, 3), torch.randn(0, 1)).shape == (0,)
     assert model.rows == []
-
-
-W2, W3 = torch.tensor([0.5, 3.0]).double(), torch.tensor([0.2, 1.0, 4.0]).double()
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "classes"),
-    [
-        (nn.CrossEntropyLoss(), True),
-        (nn.CrossEntropyLoss(weight=W3, label_smoothing=0.2), True),
-        (nn.BCEWithLogitsLoss(), False),
-        (nn.BCEWithLogitsLoss(weight=W2), False),
-        (nn.BCEWithLogitsLoss(weight=W2, pos_weight=W2.flip(0)), False),
-        (nn.MSELoss(), False),
-    ],
-)
-def test_the_least_loss_is_the_least_of_all_outputs(loss_fn, classes, generator):
-    """Against a search among outputs; the excess above it is zero there and positive elsewhere."""
-    target = torch.rand(5, 3 if classes else 2, generator=generator, dtype=torch.float64)
-    target = target / target.sum(1, keepdim=True) if classes else target
-    output = torch.zeros_like(target, requires_grad=True)
-    unreduced = copy.deepcopy(loss_fn)
-    unreduced.reduction = "none"
-
-    def rows(values):
-        losses = unreduced(values, target)
-        return losses if classes else losses.mean(1)
-
-    search = torch.optim.LBFGS([output], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
-
-    def closure():
-        search.zero_grad()
-        total = rows(output).sum()
-        total.backward()
-        return total
-
-    search.step(closure)
-    least = rows(output.detach())
-    torch.testing.assert_close(least_loss(loss_fn, target), least, rtol=1e-6, atol=1e-9)
-    excess = excess_loss(unreduced)
-    assert float(excess(output.detach(), target).abs().max()) < 1e-6
-    elsewhere = output.detach() + 0.5 + torch.arange(target.shape[1])
-    assert float(excess(elsewhere, target).min()) > 1e-3
-
-
-def test_the_least_loss_of_an_unknown_loss_is_not_known():
-    assert least_loss(lambda output, target: (output - target).abs(), torch.zeros(3, 1)) is None
 
 
 # The maximum principle.

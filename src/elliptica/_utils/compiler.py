@@ -6,7 +6,6 @@ torch.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,15 +34,3 @@ def run_uncompiled(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwar
 
     result: _R = disabled_call(function, *args, **kwargs)
     return result
-
-
-def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function, and everything it calls, as ordinary Python inside a compiled one."""
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if torch.compiler.is_compiling():
-            return run_uncompiled(function, *args, **kwargs)
-        return function(*args, **kwargs)
-
-    return call

@@ -1,11 +1,9 @@
-"""The loss of a trained model as a function on the data space, its least value, and the maximum principle."""
+"""The loss of a trained model as a function on the data space, and the maximum principle."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +13,7 @@ from torch.nn import functional as F
 from elliptica.core.inputs import Inputs, LossFn, call_model, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.layers import evaluation_mode
 from elliptica.core.losses import PerSampleLoss
-from elliptica.core.targets import encode_targets
+from elliptica.core.targets import encode_targets, space_of_loss
 
 
 class LossField:
@@ -102,17 +100,17 @@ class LossField:
         dtype = output.dtype if isinstance(output, Tensor) else torch.get_default_dtype()
         if self.num_classes is not None:
             return encode_targets(y, "simplex", num_classes=self.num_classes, dtype=dtype)
-        kind = loss_kind(self.loss_fn)
-        if kind == "cross_entropy" and isinstance(output, Tensor) and output.ndim > 1:
+        space = space_of_loss(self.loss_fn)
+        if space == "simplex" and isinstance(output, Tensor) and output.ndim > 1:
             low, high = (int(label) for label in y.aminmax())
             if low < 0 or high >= output.shape[1]:  # torch would ignore -100, and its loss would be 0
                 raise ValueError(f"y has labels {low} to {high}, but the model {output.shape[1]} classes.")
-        return y if kind in (None, "cross_entropy") else y.to(dtype)
+        return y if space in (None, "simplex") else y.to(dtype)
 
     @property
     def is_squared(self) -> bool:
         """Whether the loss is the mean of squares, `torch.nn.MSELoss` or its function."""
-        return loss_kind(self.loss_fn) == "squared"
+        return type(self.loss_fn) is nn.MSELoss or getattr(self.loss_fn, "func", self.loss_fn) is F.mse_loss
 
 
 def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:
@@ -120,110 +118,6 @@ def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:
     if not y.is_floating_point():
         raise TypeError("y must be real to diffuse: nothing lies between two classes. Keep labels fixed.")
     return torch.cat([x.reshape(len(x), -1), y.reshape(len(y), -1).to(x)], dim=1)
-
-
-_BINARY = (nn.BCEWithLogitsLoss, nn.BCELoss, F.binary_cross_entropy_with_logits, F.binary_cross_entropy)
-_DISTANCES = (nn.SmoothL1Loss, F.smooth_l1_loss, nn.HuberLoss, F.huber_loss, nn.KLDivLoss)
-#: Torch's losses by what their least value is.
-_KINDS: dict[object, str] = {
-    **dict.fromkeys((nn.CrossEntropyLoss, F.cross_entropy), "cross_entropy"),
-    **dict.fromkeys(_BINARY, "binary"),
-    **dict.fromkeys((nn.MSELoss, F.mse_loss), "squared"),
-    **dict.fromkeys((nn.L1Loss, F.l1_loss), "absolute"),
-    **dict.fromkeys(_DISTANCES, "distance"),
-}
-
-
-def loss_kind(loss_fn: LossFn) -> str | None:
-    """Return the name of a known loss; None for any other (a subclass may compute anything)."""
-    if isinstance(loss_fn, nn.Module):
-        return _KINDS.get(type(loss_fn))
-    if isinstance(loss_fn, functools.partial):
-        return None if loss_fn.args else _KINDS.get(loss_fn.func)
-    return _KINDS.get(loss_fn)
-
-
-def least_loss(loss_fn: LossFn, target: Tensor) -> Tensor | None:
-    """Return the least loss of each row that any output can have with this target; None if not known.
-
-    A cross-entropy is at least the entropy of its target: log 2 halfway between two classes. With class
-    weights or label smoothing the same holds for the weighted and smoothed target.
-
-    Args:
-        loss_fn: Any loss that `elliptica.Elliptic` takes.
-        target: Targets as points of their space: class probabilities, values in [0, 1], or real numbers.
-
-    Example:
-        >>> least_loss(nn.CrossEntropyLoss(), torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
-        tensor([0.0000, 0.6931])
-    """
-    kind = loss_kind(loss_fn)
-    if kind is None:
-        return None
-    if kind == "cross_entropy":
-        smoothing = float(_option(loss_fn, "label_smoothing") or 0.0)
-        mass = target * (1 - smoothing) + smoothing / target.shape[1]
-        weight = _option(loss_fn, "weight")
-        if weight is not None:
-            mass = mass * weight.to(mass).reshape(1, -1, *[1] * (target.ndim - 2))
-        return _rows(_entropy(mass, 1))
-    if kind == "binary":
-        positive, weight = _option(loss_fn, "pos_weight"), _option(loss_fn, "weight")
-        mass = torch.stack([target if positive is None else target * positive.to(target), 1 - target])
-        return _rows(_entropy(mass if weight is None else mass * weight.to(mass), 0))
-    return target.new_zeros(len(target))  # a distance
-
-
-def excess_loss(loss_fn: LossFn) -> LossFn:
-    """Wrap a loss: subtract the least loss that each row's target allows.
-
-    It equals the loss itself for targets that are not mixed, and if the least value is zero or not known.
-    """
-    per_sample = PerSampleLoss(loss_fn)
-
-    def excess(output: object, target: Tensor) -> Tensor:
-        losses: Tensor = per_sample(output, target)
-        least = least_loss(loss_fn, target)
-        return losses if least is None else losses - least.to(losses)
-
-    return excess
-
-
-def constant_loss(loss_fn: LossFn, target: Tensor) -> float | None:
-    """Return the mean excess loss of the best output that ignores the inputs; None if that is not known.
-
-    Example:
-        >>> constant_loss(nn.MSELoss(), torch.tensor([[0.0], [2.0]]))
-        1.0
-    """
-    kind, target = loss_kind(loss_fn), target.detach().double()
-    if kind in ("cross_entropy", "binary"):  # linear in the target, so the best constant is the mean target
-        together, alone = least_loss(loss_fn, target.mean(0, keepdim=True)), least_loss(loss_fn, target)
-        assert together is not None
-        assert alone is not None
-        return max(float(together.mean() - alone.mean()), 0.0)
-    if kind == "squared":
-        return float((target - target.mean(0)).square().mean())
-    if kind == "absolute":
-        return float((target - target.median(0).values).abs().mean())
-    return None
-
-
-def _option(loss_fn: LossFn, name: str) -> Any:
-    if isinstance(loss_fn, functools.partial):
-        return loss_fn.keywords.get(name)
-    return getattr(loss_fn, name, None)
-
-
-def _entropy(mass: Tensor, axis: int) -> Tensor:
-    """Return the least value of ``-sum mass * log p`` over probabilities ``p`` along ``axis``."""
-    total = mass.sum(axis)
-    return torch.special.xlogy(total, total) - torch.special.xlogy(mass, mass).sum(axis)
-
-
-def _rows(values: Tensor) -> Tensor:
-    """Average over all axes except the batch."""
-    return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 
 def excess_cross_entropy(
