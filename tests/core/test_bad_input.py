@@ -98,7 +98,7 @@ VALUE_ERRORS = {
     ],
     "num_classes": [lambda: classes(num_classes=None)],
     "target_space": [lambda: real(loss=lambda a, b: (a - b).abs()), lambda: classes(target_space="mena")],
-    "same_class": [lambda: real(pairing=Permutation("same_class"))],
+    "one class": [lambda: real(pairing=Permutation("same_class"))],
     # shapes that would broadcast
     "y has": [
         lambda: real(y=REAL[:, 0]),

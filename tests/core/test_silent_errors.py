@@ -8,7 +8,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import elliptica
-from elliptica import BridgeMix, Covariance, Elliptic, Girsanov, Multiplicative, path_losses, sample_paths
+from elliptica import (
+    BridgeMix,
+    Covariance,
+    Elliptic,
+    Girsanov,
+    GradientSoftmax,
+    Multiplicative,
+    Weighting,
+    path_losses,
+    sample_paths,
+)
 from elliptica.core.formulations import SourceTerm
 from elliptica.core.layers import hidden_features
 
@@ -117,3 +127,85 @@ def test_a_copy_has_settings_of_its_own():
     other.strength = None
     assert objective.strength == 1.0
     assert elliptica.GradientSoftmax() == other.weighting
+
+
+def test_a_joint_covariance_of_several_inputs_is_refused():
+    """Otherwise the second input would come from the nearer end."""
+    a, b, y = torch.randn(6, 2), torch.randn(6, 3), torch.randn(6, 1)
+    with pytest.raises(ValueError, match="sigma"):
+        sample_paths((a, b), y, target_space="real", sigma=Covariance(a, y), bridged=(0, 1))
+
+
+def test_the_covariance_of_a_class_needs_classes():
+    """Binary targets of one column have no largest entry."""
+    y = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    sigma = Covariance(torch.randn(4, 2), y.long(), by_class=True)
+    with pytest.raises(ValueError, match="class"):
+        sample_paths(torch.randn(4, 2), y[:, None], target_space="unit", sigma=sigma)
+
+
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+def test_times_are_rows_and_not_those_of_other_paths(sampling):
+    x, y = torch.randn(1, 2), torch.randn(1, 1)
+    how = {"target_space": "real", "sampling": sampling}
+    paths = sample_paths(x, y, **how)
+    assert paths.times.shape == paths.targets.shape[:1]
+    paths.times.zero_()
+    if sampling == "path":
+        assert sample_paths(x, y, **how).times[-1] == 1
+
+
+def test_a_weighting_keeps_the_shape_of_the_losses():
+    class First(Weighting):
+        def __call__(self, losses, slopes, paths):
+            return losses[0]
+
+    objective = Elliptic(nn.Linear(2, 1), nn.MSELoss(), sampling="path", weighting=First())
+    with pytest.raises(ValueError, match="weighting"):
+        objective(torch.randn(4, 2), torch.randn(4, 1))
+
+
+def test_single_points_have_no_path_weights():
+    paths = sample_paths(torch.randn(4, 2), torch.randn(4, 1), target_space="real")
+    with pytest.raises(ValueError, match="path"):
+        Elliptic(nn.Linear(2, 1), nn.MSELoss(), sampling="path", weighting="girsanov").loss_on(paths)
+
+
+def test_replaced_parts_of_paths_agree():
+    how = {"target_space": "simplex", "num_classes": 3, "sampling": "path", "n_bridges": 2}
+    paths = sample_paths(torch.randn(6, 3), torch.randint(3, (6,)), **how)
+    for parts in ({"x": paths.x[:2]}, {"x": paths.x.reshape(6, 1, 10, 3)}, {"labels": paths.labels[:2]}):
+        with pytest.raises(ValueError, match="replace"):
+            paths.replace(**parts)
+    flipped = paths.replace(y=paths.y.flip(0))
+    assert torch.equal(flipped.free_y, flipped.y)
+
+
+def test_points_that_do_not_count_do_not_drown_the_others():
+    """An outlier at the last time, which the left sum skips, once made every weight zero."""
+    x, y = torch.zeros(4, 1), torch.zeros(4, 1)
+    far = (torch.zeros(4, 1), torch.tensor([[0.0], [0.0], [0.0], [1e4]]))
+    how = {"sampling": "path", "quadrature": "left", "n_times": 2, "weighting": GradientSoftmax(xi=100.0)}
+    objective = Elliptic(nn.Linear(1, 1), nn.MSELoss(), sigma_y=0.0, **how)
+    assert torch.isfinite(objective(x, y, end=far))
+
+
+def test_joint_noise_keeps_the_digits_of_the_targets():
+    x, y = torch.randn(5, 2, dtype=torch.bfloat16), 1000 + torch.randn(5, 1)
+    paths = sample_paths(x, y, target_space="real", sigma=Covariance(x.float(), y), sampling="path")
+    assert torch.equal(paths.y[:, 0, 0], y)
+
+
+def test_inputs_below_a_layer_are_not_overwritten():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lower, self.upper = nn.Linear(2, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            x += 1
+            return self.upper(self.lower(x)) + x.sum(1, keepdim=True)
+
+    objective = Elliptic(InPlace(), nn.MSELoss(), at="lower", sigma=0.5)
+    paths = objective.sample(torch.randn(4, 2), torch.randn(4, 1))
+    assert torch.equal(objective.loss_on(paths), objective.loss_on(paths))

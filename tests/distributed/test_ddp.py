@@ -44,7 +44,7 @@ def one_process(weighting):
     if weighting in BATCH_WISE:
         each = [gradients(objective_for(weighting), *batch(r), paths=paths[r]) for r in (0, 1)]
         return [(a + b) / 2 for a, b in zip(*each, strict=True)]
-    shown = ("x", "y", "s", "free_y")
+    shown = ["x", "y", "s", "free_y"] + ["labels"] * (paths[0].labels is not None)
     joined = paths[0].replace(**{name: torch.cat([getattr(p, name) for p in paths]) for name in shown})
     x, y = (torch.cat(pair) for pair in zip(batch(0), batch(1), strict=True))
     return gradients(objective_for(weighting), x, y, paths=joined)

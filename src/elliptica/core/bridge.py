@@ -96,7 +96,7 @@ class Paths:
     @property
     def s(self) -> Tensor:
         """Relative time of each point, ``(batch, bridge, time)``."""
-        return self.view(self.times.flatten())
+        return self.view(self.times)
 
     @property
     def free_y(self) -> Tensor:
@@ -113,16 +113,27 @@ class Paths:
 
         Other attributes are replaced by their names.
         """
-        rows: dict[str, Any] = {}
-        if "x" in parts:
-            rows["template"] = parts.pop("x")
-            rows["points"] = {name: _rows(value) for name, value in named_inputs(rows["template"]).items()}
-        for name, field in _SHOWN.items():
-            if name in parts:
-                shown = parts.pop(name)
-                rows[field] = _rows(shown)
-                rows |= {"n_bridges": shown.shape[1], "n_times": shown.shape[2]}
-        return dataclasses.replace(self, **rows, **parts)
+        inputs = named_inputs(parts["x"]) if "x" in parts else {}
+        shown = [*inputs.values(), *(parts[name] for name in _SHOWN if name in parts)]
+        is_whole = parts.keys() >= {"x", "y", "s"}
+        axes = {tuple(value.shape[:3]) for value in shown} or {tuple(self.y.shape[:3])}
+        rows = {field: _rows(parts.pop(name)) for name, field in _SHOWN.items() if name in parts}
+        if "targets" in rows and self.free_targets is self.targets:  # without noise they are the same
+            rows.setdefault("free_targets", rows["targets"])
+        if inputs:
+            points = {name: _rows(value) for name, value in inputs.items()}
+            parts |= {"template": parts.pop("x"), "points": points}
+        (n_batch, n_bridges, n_times), *others = axes
+        sizes = {"n_bridges": n_bridges, "n_times": n_times}
+        paths = dataclasses.replace(self, **{**sizes, **rows, **parts})
+        columns = [*paths.points.values(), paths.targets, paths.times, paths.free_targets, paths.weights]
+        lengths = {len(column) for column in columns if column is not None}
+        if paths.labels is not None:
+            lengths.add(len(paths.labels) * n_bridges * n_times)
+        is_same = (n_bridges, n_times) == (self.n_bridges, self.n_times)
+        if others or lengths != {n_batch * n_bridges * n_times} or not (is_whole or is_same):
+            raise ValueError("The parts of paths differ in batch, bridge or time: replace all that change.")
+        return paths
 
     def view(self, rows: Tensor) -> Tensor:
         """View rows as ``(batch, bridge, time, *feature)``, without a copy."""
@@ -395,7 +406,7 @@ class Bridges:
             partners = self.pairing(batch.inputs[batch.bridged[0]], batch.targets, count, generator)
         if partners.ndim == 1 or partners.shape[1] == 1:
             partners = partners.reshape(n, 1).expand(-1, k)
-        if partners.is_floating_point():
+        if partners.is_floating_point() or partners.dtype == torch.bool:
             raise TypeError(f"partners must hold rows of the batch, but have dtype {partners.dtype}.")
         if partners.shape != (n, k) or int(partners.min()) < 0 or int(partners.max()) >= n:
             raise ValueError(
@@ -419,6 +430,8 @@ class Bridges:
         ends = {name: pairs.both(value, far_x.get(name)) for name, value in batch.inputs.items()}
         times = self._times(batch.targets, pairs, generator)  # a point and its target share their time
         if self.sigma_y is None:
+            if len(batch.bridged) > 1:
+                raise ValueError("sigma is a joint covariance of one input and the targets, not of several.")
             points, stds = self._draw_joint(batch.bridged[0], ends, y, times, strength, generator)
         else:
             points, stds = {}, {}
@@ -442,7 +455,7 @@ class Bridges:
             batch.x,
             {name: points[name] for name in batch.inputs} if len(points) > 1 else points,
             self._project(free_y, times) if is_noisy else free_y,
-            times.s.expand(-1, len(y[0])) if is_path else times.s,
+            times.s.repeat(1, len(y[0])).flatten() if is_path else times.s.flatten(),
             self.n_bridges,
             stds,
             free_y,
@@ -485,14 +498,18 @@ class Bridges:
     ) -> tuple[dict[Hashable, Tensor], dict[Hashable, Deviation]]:
         """Draw points z = (x, y) whose noise has a joint covariance."""
         x, rows = ends[name], len(y[0])
-        z = [torch.cat([a.flatten(1), b.reshape(rows, -1).to(a.dtype)], 1) for a, b in zip(x, y, strict=True)]
+        wide = torch.promote_types(x[0].dtype, y[0].dtype)
+        z = [
+            torch.cat([part.reshape(rows, -1).to(wide) for part in pair], 1)
+            for pair in zip(x, y, strict=True)
+        ]
         std = deviation(self.sigma, z[0], z[1], y, strength, 1, generator)
         assert isinstance(std, Factor)
         points = bridge_points(z[0], z[1], std, times, generator)
         width = x[0][0].numel()
         drawn = {
-            name: points[:, :width].reshape(-1, *x[0].shape[1:]),
-            TARGET: points[:, width:].reshape(-1, *y[0].shape[1:]),
+            name: points[:, :width].reshape(-1, *x[0].shape[1:]).to(x[0].dtype),
+            TARGET: points[:, width:].reshape(-1, *y[0].shape[1:]).to(y[0].dtype),
         }
         roots = {name: std.root[:width], TARGET: std.root[width:]}
         return drawn, {part: Factor(root, joint=True) for part, root in roots.items()}

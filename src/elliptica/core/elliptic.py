@@ -243,7 +243,10 @@ class Elliptic(nn.Module):
             untracked=self.bn == "clean",
         )
         if weighting is not None:
-            losses = weighting(paths.by_time(losses), slopes, paths).flatten()  # Eq. (4)
+            weighted = weighting(paths.by_time(losses), slopes, paths)  # Eq. (4)
+            if weighted.numel() != losses.numel():
+                raise ValueError(f"weighting={weighting!r} must keep the shape (time, rows) of the losses.")
+            losses = weighted.flatten()
         return integrate(losses, paths, self.loss, self.gather_ranks)  # Eq. (6)
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from elliptica.core.bridge import Paths
-from elliptica.core.inputs import ONLY, LossFn, call_model
+from elliptica.core.inputs import ONLY, LossFn, call_model, copy_inputs
 from elliptica.core.layers import Split, check_unwrapped, untracked_statistics
 from elliptica.core.noise import Deviation, Factor
 from elliptica.core.targets import space_of_loss
@@ -168,7 +168,8 @@ def evaluate(
         if split is None:
             output = call_model(model, paths.template, rows)
         else:
-            output = split.resume(model, () if paths.inputs is None else paths.inputs, rows[ONLY])
+            below = () if paths.inputs is None else copy_inputs(paths.inputs)
+            output = split.resume(model, below, rows[ONLY])
         losses = loss(output, y)
         return losses, _slopes(losses, points, y, paths, slopes_of, second_order) if has_slopes else []
 

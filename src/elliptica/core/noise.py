@@ -18,7 +18,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma
-from elliptica.core.partners import pairwise_distances
+from elliptica.core.partners import classes_of, pairwise_distances
 
 #: Fraction of a feature's standard deviation that `auto_sigma` takes. The paper's settings, in these units,
 #: lie between 0.05 (normalised images) and about 0.25 (min-max scaled tables).
@@ -155,7 +155,7 @@ class Covariance:
         if len(roots) == 1:
             return Factor(math.sqrt(2) * roots[0])
         # the covariance of (1 - s) a + s b lacks s (1 - s) of that of either class
-        return Factor(torch.cat([roots[y.argmax(1)] for y in targets], 2))
+        return Factor(torch.cat([roots[classes_of(y)] for y in targets], 2))
 
 
 def _root(rows: Tensor, rank: int | None) -> Tensor:

@@ -182,7 +182,7 @@ def classes_of(y: Tensor) -> Tensor:
     """Return one class per row: labels themselves, or the largest of one-hot targets ``(batch, classes)``."""
     labels = y.argmax(1) if y.is_floating_point() and y.ndim == 2 and y.shape[1] > 1 else y
     if labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(f'among="same_class" needs one class per row, but y has shape {tuple(y.shape)}.')
+        raise ValueError(f"y must hold one class per row (one-hot or a label), not shape {tuple(y.shape)}.")
     return labels
 
 

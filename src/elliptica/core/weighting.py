@@ -98,8 +98,10 @@ class GradientSoftmax(Weighting):
         mean = self._sum((share * norm).sum())
         variance = self._sum((share * (norm - mean).square()).sum()) * count / (count - 1).clamp_min(1)
         score = self.xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
-        largest = score.max() if self.gather_ranks is None else self.gather_ranks(score.max()[None]).max()
-        weights = (score - largest).exp()  # a softmax that cannot overflow
+        largest = score.masked_fill(share == 0, -torch.inf).max()
+        if self.gather_ranks is not None:
+            largest = self.gather_ranks(largest[None]).max()
+        weights = (score - largest).clamp_max(0).exp()  # cannot overflow, not even where points do not count
         return losses * (weights / self._sum((share * weights).sum())).to(losses.dtype)
 
     def _sum(self, value: Tensor) -> Tensor:
@@ -196,7 +198,9 @@ def path_log_weights(slopes: Sequence[Slope], paths: Paths, xi: float) -> Float[
 
     It is ``sum_i xi g_i . dZ_i - 1/2 xi**2 g_i . V g_i ds_i``, with increments from the left point (Ito).
     """
-    ds = paths.by_time(paths.times.flatten()).diff(dim=0)
+    if paths.n_times < 2:
+        raise ValueError('paths must be whole paths, sampling="path", but hold single points.')
+    ds = paths.by_time(paths.times).diff(dim=0)
     total = torch.zeros_like(ds)
     for slope in slopes:
         g = slope.g[:-1]
@@ -253,8 +257,6 @@ def log_weights(
     The paths must come from ``sampling="path"``, with a fine grid. On bridges the values are known up to a
     constant for each pair of ends: compare only those of one pair.
     """
-    if paths.n_times < 2:
-        raise ValueError('paths must be whole paths, sampling="path", but hold single points.')
     if isinstance(drift, str):
         _, slopes = evaluate(model, PerSampleLoss(loss_fn), paths, slopes_of=drift, second_order=True)
     else:

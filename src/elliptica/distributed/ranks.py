@@ -151,7 +151,7 @@ def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
     def rows_of(std: Any, feature_axes: int) -> Any:
         """Select rows of a deviation per path, which is bridge-major, (bridge * batch, ...)."""
         if isinstance(std, Factor):
-            return Factor(rows_of(std.root, 2))
+            return dataclasses.replace(std, root=rows_of(std.root, 2))
         if isinstance(std, Tensor) and std.ndim == feature_axes + 1:
             return std.unflatten(0, (n_bridges, n_batch))[:, ranks.part(n_batch)].flatten(0, 1)
         return std
@@ -160,8 +160,8 @@ def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
     return dataclasses.replace(
         paths,
         points={name: part(rows) for name, rows in points.items()},
-        times=part(paths.times.flatten()),
-        **{name: part(getattr(paths, name)) for name in ("targets", "free_targets", "weights")},
+        **{name: part(getattr(paths, name)) for name in ("targets", "times", "free_targets", "weights")},
+        inputs=tree_map(part, paths.inputs),
         labels=shard(paths.labels, ranks),
         deviation={name: rows_of(std, points[name].ndim - 1) for name, std in paths.deviation.items()},
         deviation_y=rows_of(paths.deviation_y, paths.targets.ndim - 1),
