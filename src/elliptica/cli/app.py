@@ -45,7 +45,7 @@ class _Program(TyperGroup):
         except Exception as error:
             if os.environ.get(_TRACEBACK):
                 raise
-            print(f"error: {_sentence(error)}", file=sys.stderr)
+            sys.stderr.write(f"error: {_sentence(error)}\n")
             sys.exit(2 if isinstance(error, ValueError) else 1)
 
 
