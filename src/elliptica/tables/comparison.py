@@ -347,11 +347,11 @@ class Session:
         Folds are stacked alike whatever is left and however many workers there are: networks that are trained
         in other company are rounded otherwise.
         """
-        folds, tasks = self.shift.folds, []
+        folds, tasks = self.shift.folds, list[_Task]()
         size = max(1, _STACK_ROWS // max(len(fold.train) for fold in folds))
         size = min(size, -(-len(folds) // _LEAST_STACKS))
         for begin in range(0, len(folds), size):
-            stack, methods = folds[begin : begin + size], set()
+            stack, methods = folds[begin : begin + size], set[str]()
             for fold in stack:
                 missing = {m for m in self.plan.methods if not self.store.has(fold.repeat, fold.number, m)}
                 others = {m for m in missing if METHODS[m].make is not None}
