@@ -45,7 +45,7 @@ class _Program(TyperGroup):
         except Exception as error:
             if os.environ.get(_TRACEBACK):
                 raise
-            typer.echo(f"error: {_sentence(error)}", err=True)
+            sys.stderr.write(f"error: {_sentence(error)}\n")
             sys.exit(2 if isinstance(error, ValueError) else 1)
 
 
@@ -63,8 +63,9 @@ def _prepare_output() -> None:
     """Let no width of zero hide all output, and no encoding stop it: what it lacks is escaped."""
     if os.environ.get("COLUMNS", "").strip("0") == "" and "COLUMNS" in os.environ:
         del os.environ["COLUMNS"]
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 app = typer.Typer(

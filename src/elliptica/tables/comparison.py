@@ -41,6 +41,8 @@ from elliptica.tables.verdict import PLACES, judge
 Listener = Callable[[float, str], None]
 #: Folds of small tables are trained together, up to this many rows: faster, but an interruption loses more.
 _STACK_ROWS = 4_000
+#: Stacks of networks even in a small table, to keep two cores busy.
+_LEAST_STACKS = 2
 _MOST_WORKERS = 8
 
 
@@ -340,23 +342,25 @@ class Session:
         return self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
     def _tasks(self) -> list[_Task]:
-        """List the work that is left, fold by fold, so that an interruption leaves whole folds."""
-        tasks, networks = [], []
-        for fold in self.shift.folds:
-            missing = [m for m in self.plan.methods if not self.store.has(fold.repeat, fold.number, m)]
-            trained = [m for m in missing if METHODS[m].make is None]
-            if trained:
-                networks.append((fold, trained))
-            tasks += [_Task((fold,), (m,)) for m in missing if m not in trained]
-        size = max(1, _STACK_ROWS // max(len(fold.train) for fold in self.shift.folds))
-        size = min(size, -(-len(networks) // self.workers)) or 1
-        for begin in range(0, len(networks), size):
-            part = networks[begin : begin + size]
-            methods = {method for _, trained in part for method in trained}
+        """List the work that is left, fold by fold, so that an interruption leaves whole folds.
+
+        Folds are stacked alike whatever is left and however many workers there are: networks that are trained
+        in other company are rounded otherwise.
+        """
+        folds, tasks = self.shift.folds, list[_Task]()
+        size = max(1, _STACK_ROWS // max(len(fold.train) for fold in folds))
+        size = min(size, -(-len(folds) // _LEAST_STACKS))
+        for begin in range(0, len(folds), size):
+            stack, methods = folds[begin : begin + size], set[str]()
+            for fold in stack:
+                missing = {m for m in self.plan.methods if not self.store.has(fold.repeat, fold.number, m)}
+                others = {m for m in missing if METHODS[m].make is not None}
+                tasks += [_Task((fold,), (method,)) for method in others]
+                methods |= missing - others
             if JTT in methods:
                 methods.add(REFERENCE)  # JTT learns from its errors
-            named = tuple(method for method in self.plan.methods if method in methods)
-            tasks.append(_Task(tuple(fold for fold, _ in part), named))
+            if methods:
+                tasks.append(_Task(tuple(stack), tuple(m for m in self.plan.methods if m in methods)))
         return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0]))
 
     def _run_task(self, task: _Task, progress: _Progress) -> list[Record]:

@@ -73,8 +73,8 @@ class Store:
         return (repeat, fold, method) in self._records
 
     def add(self, records: Iterable[Record]) -> None:
-        """Store finished pieces."""
-        self._records |= {record.key: record for record in records}
+        """Store finished pieces; what is stored already stays."""
+        self._records = {record.key: record for record in records} | self._records
         if self.folder is None:
             return
         # predictions are written first: records without them are redone, the reverse is harmless
