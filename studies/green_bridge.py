@@ -39,7 +39,7 @@ from elliptica.lab.data import (
 )
 from elliptica.lab.experiments.records import versions
 from elliptica.lab.models import mlp
-from elliptica.lab.models.side_by_side import stack
+from elliptica.lab.models import stack
 
 N_BINS, N_SEEDS = 5, 10
 #: From row numbers to the loss, summed over networks.

@@ -5,10 +5,9 @@ import torch
 
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
-from elliptica.lab.experiments.epochs import NoEpochsError, best_epoch, by_epoch, metrics_at
+from elliptica.lab.experiments.metrics import NoEpochsError, best_epoch, by_epoch, metrics_at
 from elliptica.lab.experiments.records import Record, is_recorded
-from elliptica.lab.experiments.run import Options, do_run
-from elliptica.lab.experiments.workers import do_runs
+from elliptica.lab.experiments.run import Options, do_run, do_runs
 from experiment_cases import numbers, run_of
 
 

@@ -16,9 +16,8 @@ from elliptica.cli import app
 from elliptica.lab.experiments import registry, run, workers
 from elliptica.lab.experiments.metrics import measure
 from elliptica.lab.experiments.records import is_recorded, model_file, read_records
-from elliptica.lab.experiments.run import Options, check_runs, do_run
+from elliptica.lab.experiments.run import Options, check_runs, do_run, do_runs
 from elliptica.lab.experiments.specification import SpecificationError, parse_specification, runs
-from elliptica.lab.experiments.workers import do_runs
 from experiment_cases import TOY, load_groups, load_toy, numbers, run_of
 
 MOONS = """

@@ -7,13 +7,20 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica.lab.experiments.choice import MATCHED, TUNED, Choice
-from elliptica.lab.experiments.epochs import NoEpochsError
-from elliptica.lab.experiments.record_folder import group_records, known_tables, read_folder
+from elliptica.lab.experiments.choice import (
+    MATCHED,
+    TUNED,
+    Choice,
+    group_records,
+    keep_choice,
+    known_tables,
+    read_folder,
+    with_values,
+)
+from elliptica.lab.experiments.metrics import NoEpochsError
 from elliptica.lab.experiments.records import DRAWS, records_of
 from elliptica.lab.experiments.specification import load_specification, parse_specification, runs
 from elliptica.lab.experiments.table import _paired_p, inert_cell, make_table, render
-from elliptica.lab.experiments.tuned import keep_choice, with_values
 from experiment_cases import TOY
 from record_cases import make_record, make_run
 

@@ -8,6 +8,7 @@ import torch
 
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry, workers
+from elliptica.lab.experiments.choice import apply_choices, read_choices, with_values
 from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.specification import (
@@ -18,7 +19,6 @@ from elliptica.lab.experiments.specification import (
     runs,
 )
 from elliptica.lab.experiments.tune import TRIAL_SEED, draw_trials, search_space, tune
-from elliptica.lab.experiments.tuned import apply_choices, read_choices, with_values
 from experiment_cases import load_groups
 
 TOY = """

@@ -5,19 +5,32 @@ ones. The message says where they belong and where the originals come from.
 """
 
 from elliptica.lab.data.catalogue import Listing, data_directories, fetch, find_files, list_datasets
-from elliptica.lab.data.groups import load_camelyon17, load_celeba, load_waterbirds, load_waterbirds_features
-from elliptica.lab.data.image_files import ImageFiles
+from elliptica.lab.data.groups import (
+    ImageFiles,
+    load_camelyon17,
+    load_celeba,
+    load_waterbirds,
+    load_waterbirds_features,
+)
 from elliptica.lab.data.images import (
     MEDMNIST,
     load_cifar10,
     load_cifar100,
     load_fashion_mnist,
     load_medmnist,
+    load_rcf_mnist,
+    load_rcf_mnist_features,
     load_tiny_imagenet,
 )
-from elliptica.lab.data.noise import NoisyLabels, PerBatchShuffle, shuffle_labels
-from elliptica.lab.data.rcf_mnist import load_rcf_mnist, load_rcf_mnist_features
-from elliptica.lab.data.splits import Dataset, Split, min_max_scale, scale_targets
+from elliptica.lab.data.splits import (
+    Dataset,
+    NoisyLabels,
+    PerBatchShuffle,
+    Split,
+    min_max_scale,
+    scale_targets,
+    shuffle_labels,
+)
 from elliptica.lab.data.tabular import load_airfoil, load_crime, load_no2, load_skillcraft
 from elliptica.lab.data.toy import TwoMoons, half_discs, two_moons
 
