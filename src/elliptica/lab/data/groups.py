@@ -292,14 +292,12 @@ def load_camelyon17(
     deviations. Other arguments are as in `load_waterbirds`.
 
     Args:
-        seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
-        data_dir: Directory that holds ``camelyon17_v1.0`` (or ``camelyon17/camelyon17_v1.0``); see
-            `data_directories` if None.
+        seed: As in `load_waterbirds`.
+        data_dir: Holds ``camelyon17_v1.0`` (or ``camelyon17/camelyon17_v1.0``).
         validation: ``"ood"`` takes the hospital reserved for it; ``"id"`` the held-out patches of the
             training hospitals (33560 of them).
         size: Height and width of the inputs.
-        augment: What ``train.x.training(generator)`` does: ``"flip"`` mirrors at random, as the paper's text
-            says; ``"none"`` is what the code of the pipeline does.
+        augment: ``"flip"`` is what the paper's text says, ``"none"`` what the code of the pipeline does.
         workers: Threads that decode images.
 
     Returns:
@@ -390,8 +388,7 @@ def load_waterbirds_features(
 
     Args:
         seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
-        data_dir: Directory that holds ``waterbirds/waterbirds_effnetlite0.npz``; see
-            `data_directories` if None.
+        data_dir: Holds ``waterbirds/waterbirds_effnetlite0.npz``; see `data_directories` if None.
         scale: ``"train"`` gives each feature mean 0 and deviation 1 in the training rows (a feature that
             is constant there becomes 0 in all rows); ``"none"`` leaves them alone.
 

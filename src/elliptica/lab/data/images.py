@@ -208,15 +208,8 @@ def load_tiny_imagenet(
 
     Pixels are scaled to [-1, 1], as in the pipeline that the paper follows. The 110000 images of 200
     classes take 5.4 GB; decoding them takes about a minute. Needs Pillow (extra ``lab``).
-
-    Args:
-        seed: Seed of the order of training images, and of which of them are held out.
-        n_classes: 200, or 10.
-        data_dir: Directory that holds ``tiny_imagenet``; see `data_directories` if None.
-        validation_share: As in `load_cifar10`.
-
-    Returns:
-        Images of shape ``(n, 3, 64, 64)``; classes of shape ``(n,)``, int64.
+    Arguments are
+    as in `load_cifar10`.
     """
     checks.choice("n_classes", str(n_classes), ("200", "10"))
     name = "tiny_imagenet" if n_classes == 200 else "tiny_imagenet_10"
@@ -330,12 +323,6 @@ def load_rcf_mnist(
     ``ratio=1``. The images of each part, angles and colours are drawn from the seed, so they are not the
     authors' ones. Takes 565 MB.
 
-    Args:
-        seed: Seed of the split, the angles and the colours.
-        data_dir: Directory that holds ``fashion_mnist``; see `load_fashion_mnist`.
-        ratio: Share of training images whose colour follows the angle, and of test images whose colour
-            is inverse; 0 to 1.
-
     Returns:
         Images of shape ``(n, 3, 28, 28)`` in [-1, 1] and targets of shape ``(n, 1)`` in [0, 1), float32;
         ``group`` is 0 where the colour follows the angle, 1 where it is inverse, 2 where it is random.
@@ -423,12 +410,7 @@ def load_rcf_mnist_features(
 
     Deviation: the paper trains ResNet-18 on the images. Do not compare numbers with such work.
 
-    Args:
-        seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
-        data_dir: Directory that holds ``fashion_mnist`` and gets the features; see `data_directories` if
-            None.
-        scale: ``"train"`` gives each feature mean 0 and deviation 1 in the training rows (a feature that
-            is constant there becomes 0 in all rows); ``"none"`` leaves them alone.
+    The seed orders the rows within each part. ``scale`` is as in `load_waterbirds_features`.
 
     Returns:
         Inputs of shape ``(n, 1280)`` and targets of shape ``(n, 1)``, float32; ``group`` as in

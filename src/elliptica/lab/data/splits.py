@@ -20,15 +20,7 @@ Scaling = Literal["train", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Inputs and targets of one part of a data set, row by row.
-
-    Raises:
-        ValueError: If there are no rows, their numbers differ, or a dtype is another one.
-
-    Example:
-        >>> Split(torch.zeros(3, 2), torch.zeros(3, 1)).n_rows
-        3
-    """
+    """Inputs and targets of one part of a data set, row by row."""
 
     x: Tensor  # inputs, float32, shape ``(n, *feature)``; or `ImageFiles`, which reads its rows on demand
     y: Tensor  # targets, one row for each of ``x``: float32 values or int64 class numbers
@@ -76,9 +68,6 @@ class Units:
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set in three parts.
-
-    Raises:
-        ValueError: If the parts differ in feature shape, or the targets do not suit the task.
 
     Example:
         >>> part = Split(torch.zeros(3, 2), torch.zeros(3, 1))
@@ -134,14 +123,8 @@ def min_max_scale(
     """Map each column to [0, 1] by its minimum and maximum.
 
     A column that is constant in the rows used for the statistics becomes 0 in all rows. With
-    statistics from the training rows, other rows may fall outside [0, 1]; they are not clipped.
-
-    Args:
-        train: Training rows.
-        others: Further parts with the same columns, e.g. validation and test.
-        statistics: Take minimum and maximum from the training rows ("train"), or from all rows
-            together ("all"). The latter lets test inputs leak into training; it exists because
-            the C-Mixup reference, which the paper follows, does it.
+    statistics from the training rows, other rows may fall outside [0, 1]; they are not clipped. Statistics
+    from "all" rows let test inputs leak into training, as in the C-Mixup reference, which the paper follows.
 
     Example:
         >>> a, b = min_max_scale(torch.tensor([[1.0], [3.0]]), [torch.tensor([[4.0]])])
@@ -185,15 +168,10 @@ def shuffle_labels(
 
     Call it once, on the training labels, for noise that stays the same throughout training. The class
     counts do not change. With ``c`` equally large classes a shuffled label is wrong with probability
-    ``1 - 1/c``. The paper shuffles half of the labels and does not say how; see `PerBatchShuffle` for the
-    other variant (docs: deviations).
+    ``1 - 1/c``. The paper shuffles half of the labels and does not say how; a table's
+    ``shuffled_per_batch`` is the other variant (docs: deviations).
 
     Draws, in this order: the order of all rows (its first ones are chosen), the order of the chosen ones.
-
-    Args:
-        y: Labels or targets, one row each.
-        share: Share of rows to shuffle, 0 to 1; their number is rounded to the nearest integer.
-        generator: Source of randomness; torch's default one if None.
 
     Example:
         >>> y, chosen = shuffle_labels(torch.arange(6), generator=torch.Generator().manual_seed(0))
@@ -209,20 +187,3 @@ def shuffle_labels(
     chosen = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     chosen[rows] = True
     return NoisyLabels(noisy, chosen)
-
-
-class PerBatchShuffle:
-    """Shuffle a share of the labels of every batch, so that the noise differs from epoch to epoch.
-
-    Example:
-        >>> y = PerBatchShuffle(0.5).relabel(torch.arange(4), torch.Generator().manual_seed(0))
-        >>> sorted(y.tolist())
-        [0, 1, 2, 3]
-    """
-
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = share
-
-    def relabel(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Shuffle a share of the labels of a batch."""
-        return shuffle_labels(y, self.share, generator=generator).y

@@ -141,10 +141,6 @@ MEANING: dict[Epoch, str] = {
 }
 
 
-class NoEpochsError(ValueError):
-    """Records do not say what was measured after each epoch."""
-
-
 def metrics_at(record: Record, part: str, epoch: Epoch) -> Metrics:
     """``average`` and ``worst`` of a part of the data, as `elliptica.lab.experiments.metrics` defines them.
 
@@ -169,7 +165,7 @@ def metrics_at(record: Record, part: str, epoch: Epoch) -> Metrics:
 def by_epoch(record: Record, part: str) -> dict[str, list[float]]:
     """``average`` and ``worst`` of a part of the data after each epoch."""
     if not record.right:
-        raise NoEpochsError(f"{record.run.label} was recorded without elliptica run --every-epoch.")
+        raise ValueError(f"{record.run.label} was recorded without elliptica run --every-epoch.")
     right, rows = record.right[part], record.rows[part]
     sizes = rows.get("group") or rows["class"]
     is_accuracy = record.run.metric == "accuracy"

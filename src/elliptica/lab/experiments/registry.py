@@ -19,7 +19,8 @@ from torch import nn
 from elliptica._utils.random import stream, stream_seed
 from elliptica.lab import data as lab_data
 from elliptica.lab.data.images import MEDMNIST
-from elliptica.lab.data.splits import Dataset, Split, scale_targets
+from elliptica.lab.data.splits import Dataset, Split, scale_targets, shuffle_labels
+from elliptica.lab.data.toy import two_moons
 from elliptica.lab.experiments.context import from_module
 from elliptica.lab.experiments.methods import METHODS, ROWS_PER_SAMPLE
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
@@ -28,7 +29,7 @@ from elliptica.lab.training.batch import Relabel
 
 def load_two_moons(seed: int, n_boundary: int = 400, n_interior: int = 400) -> Dataset:
     """Two moons, which need no files: outlines to train and validate on, what is inside to test on."""
-    moons = lab_data.two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
+    moons = two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
     train, validation = (
         Split(moons.boundary_x[rows], moons.boundary_y[rows])
         for rows in (slice(n_boundary), slice(n_boundary, None))
@@ -75,14 +76,14 @@ def load_dataset(
     share = settings.get("shuffled_labels", 0.0)
     if not share:
         return data
-    noisy = lab_data.shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
+    noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
     return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
 
 
 def label_noise(settings: dict[str, Any]) -> Relabel | None:
     """Shuffles a share of the labels of every batch anew; None if the settings do not ask for it."""
     share = settings.get("shuffled_per_batch", 0.0)
-    return lab_data.PerBatchShuffle(share).relabel if share else None
+    return (lambda y, generator: shuffle_labels(y, share, generator=generator).y) if share else None
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:
