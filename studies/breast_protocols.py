@@ -6,7 +6,7 @@
     python studies/breast_protocols.py                 # rewrites results/breast_protocols/README.md
 
 A protocol is a kind of label noise, the part of the data on which scores are measured, and the epoch after
-which they are (`elliptica.lab.experiments.epochs`). One training of 500 epochs serves all of the latter two.
+which they are (`elliptica.lab.experiments.metrics`). One training of 500 epochs serves all of the latter two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scipy import stats
 from common import ROOT, fill, spread, table
 from digits import chance_of_fit, fits
 from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.epochs import Epoch, metrics_at
+from elliptica.lab.experiments.metrics import Epoch, metrics_at
 from elliptica.lab.experiments.records import Record, read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification
 from elliptica.lab.experiments.table import dagger_of

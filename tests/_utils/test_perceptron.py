@@ -2,8 +2,7 @@
 
 import torch
 
-from elliptica.lab.models import mlp
-from elliptica.lab.models.side_by_side import stack, unstack
+from elliptica.lab.models import mlp, stack, unstack
 
 
 def networks(n):

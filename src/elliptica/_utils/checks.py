@@ -43,16 +43,6 @@ def count(name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, but got {value}.")
 
 
-def device(value: object, remedy: str = 'Use "cpu".') -> torch.device:
-    """Return a device; raise unless tensors with values can be made there."""
-    try:
-        place = torch.device(value)  # type: ignore[call-overload]  # anything may come
-        float(torch.zeros(1, device=place))
-    except (AssertionError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        raise ValueError(f"device={value!r:.60} cannot be used on this machine. {remedy}") from error
-    return place
-
-
 def finite(name: str, value: Tensor) -> None:
     """Raise for NaN or infinity (one pass over the data; a synchronisation on an accelerator)."""
     # the sum of values with a NaN or infinity is never finite; check all only if the sum is not

@@ -1,4 +1,4 @@
-"""Import optional packages, with errors that name the extra to install."""
+"""Parts of messages: optional packages that are missing, with the extra to install, and plurals."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ def import_extra(user: str, extra: str, *modules: str) -> Any:
                 raise
             raise missing_package(user, extra, package) from error
     return imported
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun, in the plural unless it is one.
+
+    Example:
+        >>> count(1, "run"), count(2, "run"), count(2, "process")
+        ('1 run', '2 runs', '2 processes')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"

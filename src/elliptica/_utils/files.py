@@ -22,7 +22,6 @@ MOST_JSON, MOST_ARRAYS = 2**28, 2**33
 BROKEN_HEADER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, OverflowError, TypeError)
 _DAMAGED = (EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
-#: Error codes for a file that another process has locked.
 #: Error codes for a full disk, a quota or a limit on the size of files, and for a forbidden place.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -69,12 +68,8 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
     A reader sees the old content or the new, never a part of it, even if the process is killed. If
     the block raises, the temporary file is removed and ``path`` does not change.
 
-    Args:
-        path: File to replace. Its folder is created if needed.
-        durable: Wait until the content is on disk, so that it survives a power cut as well.
-
-    Raises:
-        OSError: If ``path`` is not a regular file, or cannot be written.
+    Its folder is created if needed. ``durable`` waits until the content is on disk, so that it survives a
+    power cut as well.
     """
     if path.exists() and not path.is_file():  # to replace a device would remove it from the machine
         raise OSError(errno.EINVAL, "it is a device, a pipe or a folder, not a regular file", str(path))

@@ -1,11 +1,13 @@
-"""Classical statistics for the reports, without scipy."""
+"""Results of reports, and classical statistics for them, without scipy."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,11 +111,8 @@ def corrected_interval(differences: Sequence[float], test_share: float, confiden
     t-test replaces the variance ``s^2 / J`` of the mean of J repeats by ``s^2 (1 / J + n_test / n_train)``,
     with J - 1 degrees of freedom. A single repeat gives no limits.
 
-    Args:
-        differences: One per repeat.
-        test_share: ``n_test / n_train``, where training rows are all that the learner saw (validation
-            rows among them).
-        confidence: Confidence level of the two-sided interval.
+    ``test_share`` is ``n_test / n_train``, where training rows are all that the learner saw (validation rows
+    among them).
     """
     n, mean = len(differences), float(np.mean(differences))
     if n < 2:
@@ -160,13 +159,8 @@ def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | 
     logits. If every row is classified correctly, the likelihood increases without limit as ``T`` approaches
     0. Such rows determine no temperature, and the result is 1.
 
-    Args:
-        logits: Logits ``(rows, classes)`` of rows that were not trained on.
-        codes: Number of the true class of each row.
-        weight: Weight of each row.
-
-    Returns:
-        The temperature, between ``exp(-10)`` and ``exp(10)``.
+    ``logits`` are those of rows that were not trained on, ``codes`` their classes. The result lies between
+    ``exp(-10)`` and ``exp(10)``.
 
     Example:
         >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
@@ -190,11 +184,8 @@ def is_beyond_chance(counts: np.ndarray, columns: Iterable[np.ndarray]) -> bool:
     """Return whether equal rows are copies, and not rows that agree by chance.
 
     If columns were independent, the share of equal pairs of rows would be the product of the shares of all
-    columns; a hundred times more means copies.
-
-    Args:
-        counts: How often each distinct row occurs.
-        columns: How often each distinct value occurs, for each column.
+    columns; a hundred times more means copies. ``counts`` says how often each distinct row occurs,
+    ``columns`` how often each distinct value of each column.
     """
     share, expected = _share_of_pairs(counts), 100.0
     for column in columns:
@@ -214,3 +205,66 @@ def check_level(name: str, value: float) -> None:
     """Raise unless a probability lies strictly between 0 and 1."""
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie between 0 and 1, but got {value}. Write 0.95 for 95 %.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Base class of the dataclasses that reports return."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as plain numbers, lists and strings; values that are not finite become None."""
+        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def __str__(self) -> str:
+        """List single values (properties, too), tables of what there is one of per row, and the notes."""
+        names = [field.name for field in dataclasses.fields(self)]
+        names += [name for name, value in vars(type(self)).items() if isinstance(value, property)]
+        values = {name: getattr(self, name) for name in names}
+        notes = values.pop("notes", ())
+        columns = {name: v.tolist() for name, v in values.items() if isinstance(v, Tensor) and v.ndim == 1}
+        tables = {name: rows for name, v in values.items() if (rows := _rows(v))}
+        rest = [name for name, v in values.items() if not isinstance(v, Tensor) and name not in tables]
+        lines = [f"{type(self).__name__}", *(f"  {name}: {_cell(values[name])}" for name in rest)]
+        for name, rows in tables.items():
+            lines += [f"  {name}:", *table([*vars(rows[0])], [[*vars(row).values()] for row in rows], 20)]
+        lines += table([*columns], list(zip(*columns.values(), strict=True))) if columns else []
+        return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def plain(value: Any) -> Any:
+    """Convert a value to one that `json.dumps` accepts."""
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 10) -> list[str]:
+    """Format the first ``limit`` rows of a table with right-aligned columns."""
+    cells = [list(head), *([_cell(value) for value in row] for row in rows[:limit])]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = [
+        "  " + "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells
+    ]
+    if len(rows) > limit:
+        lines.append(f"  ... and {len(rows) - limit} more")
+    return lines
+
+
+def _rows(value: object) -> tuple[Any, ...]:
+    """Return a dataclass, or some of one class, as rows of a table; nothing for other values."""
+    rows = value if isinstance(value, tuple) else (value,)
+    return tuple(row for row in rows if dataclasses.is_dataclass(row))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_cell, value[:10])) + (", ..." if len(value) > 10 else "") if value else "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -25,8 +25,6 @@ TRY, YOUR_DATA, THE_PAPER = "Try it", "Your data", "The paper"
 _ORDER = ["demo", "compare", "predict", "diagnose", "report", "list", "data", "run", "table", "tune"]
 #: Environment variable that shows tracebacks.
 _TRACEBACK = "ELLIPTICA_TRACEBACK"
-#: Largest seed of a generator.
-MOST_SEED = 2**63 - 1
 
 
 class _Program(TyperGroup):

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from elliptica.cli import options as shared
 from elliptica.cli.app import YOUR_DATA, app, check_place, print_text, require_extra
-from elliptica.cli.options import load_own
+from elliptica.cli.experiments import Plugins, load_own
 
 if TYPE_CHECKING:
     from elliptica.report.page import Page
@@ -40,7 +39,7 @@ def report(
     table: Annotated[
         list[str] | None, typer.Option(help="Your own table that the records are of, mine.toml. Repeatable.")
     ] = None,
-    plugin: shared.Plugins = None,
+    plugin: Plugins = None,
 ) -> None:
     """Write one page to share: verdict, tables, charts.
 

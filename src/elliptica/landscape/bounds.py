@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from elliptica._utils import random
-from elliptica._utils.result import Result
+from elliptica._utils.statistics import Result
 from elliptica.core.layers import evaluation_mode
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Domain

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from elliptica._utils.result import Result
+from elliptica._utils.statistics import Result
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.inputs import Inputs
 

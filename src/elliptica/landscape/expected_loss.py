@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from elliptica._utils import checks
-from elliptica._utils.result import Result
+from elliptica._utils.statistics import Result
 from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import FEW_HITS, LandscapeEstimate

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica._utils.result import Result
-from elliptica._utils.statistics import check_level, clopper_pearson
+from elliptica._utils.statistics import Result, check_level, clopper_pearson
 from elliptica.core.elliptic import sample_paths
 from elliptica.core.inputs import Inputs
 from elliptica.core.targets import TargetSpace

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from elliptica._utils import checks, random
-from elliptica._utils.result import Result
-from elliptica._utils.statistics import check_level, holm
+from elliptica._utils.statistics import Result, check_level, holm
 from elliptica.landscape.loss import LossField, join
 
 PointLoss = Callable[[Tensor, Tensor], Tensor]

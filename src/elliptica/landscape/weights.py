@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica._utils.result import Result
+from elliptica._utils.statistics import Result
 from elliptica.landscape.estimate import FEW_EFFECTIVE
 
 #: Standard errors by which the mean weight may be off one, and fewest weights to judge.

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica import __version__
-from elliptica._utils.result import Result
-from elliptica._utils.statistics import clopper_pearson, student_quantile
-from elliptica._utils.text import count
+from elliptica._utils.extras import count
+from elliptica._utils.statistics import Result, clopper_pearson, student_quantile
 
 #: ``"info"`` is a fact that requires no action by itself.
 Severity = Literal["fine", "info", "look", "warning"]

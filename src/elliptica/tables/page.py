@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from elliptica._utils.text import count
+from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.columns import ColumnUse

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 import polars as pl
 
-from elliptica._utils.text import count
+from elliptica._utils.extras import count
 from elliptica.tables.columns import (
     FEW_VALUES,
     MISSING,

@@ -16,8 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skrub import SquashingScaler
 
+from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
-from elliptica._utils.text import count
 from elliptica.estimators import TablePreprocessor
 from elliptica.estimators.preprocess import Kind
 from elliptica.tables.problem import TableProblem

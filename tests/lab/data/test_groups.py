@@ -18,7 +18,7 @@ from elliptica.lab.data import (
     load_waterbirds,
     load_waterbirds_features,
 )
-from elliptica.lab.data.image_files import IMAGENET, ImageFiles, Pipeline, draw_box
+from elliptica.lab.data.groups import IMAGENET, ImageFiles, Pipeline, draw_box
 from group_fixtures import make_camelyon17, make_celeba, make_waterbirds, photograph
 from laws import ALPHA, assert_distribution
 from published import npz, publish

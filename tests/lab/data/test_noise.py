@@ -6,7 +6,8 @@ import torch
 from scipy import stats
 
 import laws
-from elliptica.lab.data import PerBatchShuffle, shuffle_labels
+from elliptica.lab.data import shuffle_labels
+from elliptica.lab.experiments.registry import label_noise
 
 
 @pytest.mark.parametrize(("n", "share", "expected"), [(546, 0.5, 273), (7, 0.5, 4), (5, 0.0, 0), (5, 1.0, 5)])
@@ -22,7 +23,8 @@ def test_share_of_rows_and_what_stays(n, share, expected, generator):
 def test_generator_decides():
     y = torch.arange(40.0).view(20, 2)  # targets of any shape move as rows
     state = torch.get_rng_state()
-    for shuffle in (lambda g: shuffle_labels(y, generator=g).y, lambda g: PerBatchShuffle(0.5).relabel(y, g)):
+    per_batch = label_noise({"shuffled_per_batch": 0.5})
+    for shuffle in (lambda g: shuffle_labels(y, generator=g).y, lambda g: per_batch(y, g)):
         first, again, other = (shuffle(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
         assert torch.equal(first, again)
         assert not torch.equal(first, other)

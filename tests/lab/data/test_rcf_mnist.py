@@ -8,19 +8,19 @@ import torch
 from PIL import Image
 from torch import nn
 
-from elliptica.lab.data import load_rcf_mnist, load_rcf_mnist_features, rcf_mnist
+from elliptica.lab.data import images, load_rcf_mnist, load_rcf_mnist_features
 
 
 def test_rotation_is_pillows(generator, rng):
     """Nearest pixel about the centre; at most a pixel or two may fall on the other side of a tie."""
     x = rng.integers(0, 256, size=(40, 28, 28), dtype=np.uint8)
     degrees = torch.rand(40, generator=generator) * 360
-    ours = rcf_mnist.rotate(torch.from_numpy(x)[:, None].float(), degrees)[:, 0].numpy()
+    ours = images.rotate(torch.from_numpy(x)[:, None].float(), degrees)[:, 0].numpy()
     for image, degree, turned in zip(x, degrees.tolist(), ours, strict=True):
         expected = np.asarray(Image.fromarray(image).rotate(degree))
         assert (turned != expected).sum() <= 4, degree
     wide = torch.arange(12.0).view(1, 1, 3, 4)
-    assert torch.equal(rcf_mnist.rotate(wide, torch.tensor([180.0])), wide.flip(2, 3))
+    assert torch.equal(images.rotate(wide, torch.tensor([180.0])), wide.flip(2, 3))
 
 
 @pytest.mark.parametrize("ratio", [0.8, 1.0])
@@ -50,7 +50,7 @@ def test_images_are_the_turned_originals(clothes):
     grey = torch.from_numpy(arrays["train"][0].astype(np.float32) / 255)
     used = set()
     for x, y in zip(data.train.x[:10], data.train.y[:10], strict=True):
-        turned = rcf_mnist.rotate(grey[:, None], (360 * y).expand(60))[:, 0]
+        turned = images.rotate(grey[:, None], (360 * y).expand(60))[:, 0]
         total = (x[0] + x[2]) / 2 + 1
         errors = ((total - turned).abs() * (turned > 6 / 255)).amax((1, 2))
         assert errors.min() < 1e-5
@@ -70,7 +70,7 @@ def stub(monkeypatch):
         asked.append((name, options))
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-    monkeypatch.setattr(rcf_mnist, "load_backbone", load)
+    monkeypatch.setattr(images, "load_backbone", load)
     return asked
 
 

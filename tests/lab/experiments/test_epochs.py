@@ -5,10 +5,9 @@ import torch
 
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
-from elliptica.lab.experiments.epochs import NoEpochsError, best_epoch, by_epoch, metrics_at
+from elliptica.lab.experiments.metrics import best_epoch, by_epoch, metrics_at
 from elliptica.lab.experiments.records import Record, is_recorded
-from elliptica.lab.experiments.run import Options, do_run
-from elliptica.lab.experiments.workers import do_runs
+from elliptica.lab.experiments.run import Options, do_run, do_runs
 from experiment_cases import numbers, run_of
 
 
@@ -56,7 +55,7 @@ def test_recording_changes_nothing_else(run, tmp_path):
             assert courses[column][full.epoch] == pytest.approx(measured, abs=1e-12)
     assert by_epoch(full, "validation")["average"] == pytest.approx(full.curves["validation"], abs=1e-5)
     assert best_epoch(full, "validation") == full.epoch  # the usual choice
-    with pytest.raises(NoEpochsError):
+    with pytest.raises(ValueError):
         by_epoch(plain, "test")
 
 

@@ -9,9 +9,8 @@ from torch import nn
 from elliptica import Elliptic, InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
-from elliptica.lab.experiments.methods import rows_per_sample
-from elliptica.lab.experiments.methods.context import ModuleObjective, environment
-from elliptica.lab.experiments.methods.objectives import Released, elliptic_settings
+from elliptica.lab.experiments.context import ModuleObjective, environment
+from elliptica.lab.experiments.methods import Released, elliptic_settings, rows_per_sample
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
 from experiment_cases import (

@@ -15,10 +15,9 @@ from elliptica.baselines.names import BASELINES
 from elliptica.cli import app
 from elliptica.lab.experiments import methods as methods_module
 from elliptica.lab.experiments import register_dataset, register_method, register_model, registry
-from elliptica.lab.experiments.methods.objectives import OBJECTIVES
-from elliptica.lab.experiments.methods.stages import STAGES
-from elliptica.lab.experiments.plugins import load_plugins
+from elliptica.lab.experiments.methods import OBJECTIVES, STAGES
 from elliptica.lab.experiments.records import records_of
+from elliptica.lab.experiments.registry import load_plugins
 from elliptica.lab.experiments.run import Options, do_run
 from experiment_cases import load_groups, load_line, make_ready, network, run_of
 

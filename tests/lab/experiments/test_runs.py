@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.lab.experiments import registry, run, workers
+from elliptica.lab.experiments import registry, run
 from elliptica.lab.experiments.metrics import measure
 from elliptica.lab.experiments.records import is_recorded, model_file, read_records
-from elliptica.lab.experiments.run import Options, check_runs, do_run
+from elliptica.lab.experiments.run import Options, check_runs, do_run, do_runs
 from elliptica.lab.experiments.specification import SpecificationError, parse_specification, runs
-from elliptica.lab.experiments.workers import do_runs
 from experiment_cases import TOY, load_groups, load_toy, numbers, run_of
 
 MOONS = """
@@ -67,7 +66,7 @@ def test_finished_runs_are_not_repeated(toy, tmp_path, monkeypatch):
     assert do_runs(wanted, Options(tmp_path)) == {}
     assert not list(tmp_path.rglob("*.safetensors"))
     before = read_records(tmp_path, wanted)
-    monkeypatch.setattr(workers, "do_run", None)
+    monkeypatch.setattr(run, "do_run", None)
     assert do_runs(wanted, Options(tmp_path), lambda *event: events.append(event)) == {}
     assert events == [(each, None) for each in wanted]
     assert read_records(tmp_path, wanted) == before
@@ -137,7 +136,7 @@ def test_settings_are_checked_before_anything_trains(toy, tmp_path, change, name
 
 def test_a_wrong_row_keeps_a_table_from_training(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(MOONS.replace("[methods.elliptic]", "[methods.elliptic]\nsigmma = 1"))
-    monkeypatch.setattr(workers, "do_run", None)
+    monkeypatch.setattr(run, "do_run", None)
     assert "sigmma" in command("run", tmp_path / "mine.toml", "--out", tmp_path / "runs", status=2)
     assert not (tmp_path / "runs").exists()
 

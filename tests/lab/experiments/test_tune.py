@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments import registry, workers
+from elliptica.lab.experiments import registry
+from elliptica.lab.experiments import run as module
+from elliptica.lab.experiments.choice import apply_choices, read_choices, with_values
 from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.specification import (
@@ -18,7 +20,6 @@ from elliptica.lab.experiments.specification import (
     runs,
 )
 from elliptica.lab.experiments.tune import TRIAL_SEED, draw_trials, search_space, tune
-from elliptica.lab.experiments.tuned import apply_choices, read_choices, with_values
 from experiment_cases import load_groups
 
 TOY = """
@@ -111,14 +112,14 @@ def test_a_trial_that_diverges_is_a_failed_trial(toy, tmp_path, monkeypatch):
 
 def test_an_error_other_than_of_settings_fails_the_row(toy, tmp_path, monkeypatch):
     """E.g. a full disk: a choice among the trials that are left would not be fair."""
-    do_run = workers.do_run
+    do_run = module.do_run
 
     def full(run, *arguments):
         if run.training["lr"] != 1e-6:
             raise OSError("no space")
         return do_run(run, *arguments)
 
-    monkeypatch.setattr(workers, "do_run", full)
+    monkeypatch.setattr(module, "do_run", full)
     assert tune_rows(toy, ["erm"], 3, tmp_path)["groups erm"] == "OSError: no space"
     assert read_choices(tmp_path) == {}
 

@@ -15,8 +15,7 @@ from elliptica._utils.random import stream
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.models import mlp
 from elliptica.lab.training import TrainingSettings, fit
-from elliptica.lab.training.batch import batches
-from elliptica.lab.training.settings import flip_and_crop
+from elliptica.lab.training.batch import batches, flip_and_crop
 from laws import assert_frequencies
 
 
@@ -265,7 +264,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
         part.write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("elliptica.lab.training.checkpoint.save_file", full)
+    monkeypatch.setattr("elliptica.lab.training.loop.save_file", full)
     with pytest.raises(SafetensorError, match="No space"):
         train(checkpoint=file)
     assert file.read_bytes() == before

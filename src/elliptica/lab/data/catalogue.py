@@ -117,12 +117,7 @@ ENTRIES = tuple(_CATALOGUE.values())
 
 
 def plain_name(name: str) -> str:
-    """Normalise the spelling of a name.
-
-    Example:
-        >>> plain_name("Waterbirds-Features") == plain_name("waterbirds_features")
-        True
-    """
+    """Normalise the spelling of a name."""
     return name.lower().replace("-", "_")
 
 
@@ -144,10 +139,6 @@ def data_directories(data_dir: Folder = None) -> tuple[Path, ...]:
 
     An explicit ``data_dir`` is the only place. Without it: the directory named by the environment variable
     ``ELLIPTICA_DATA``, then ``elliptica`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``).
-
-    Example:
-        >>> [str(place) for place in data_directories("my/data")] == [str(Path("my/data"))]
-        True
     """
     if data_dir is not None:
         return (Path(data_dir).expanduser(),)
@@ -158,12 +149,7 @@ def data_directories(data_dir: Folder = None) -> tuple[Path, ...]:
 
 
 def list_datasets(data_dir: Folder = None, *, verify: bool = True) -> tuple[Listing, ...]:
-    """List all data sets with their state on this machine; ``verify`` compares hashes.
-
-    Example:
-        >>> next(item.status for item in list_datasets("nowhere") if item.entry.name == "airfoil")
-        'missing'
-    """
+    """List all data sets with their state on this machine; ``verify`` compares hashes."""
     return tuple(_look(entry, data_dir, verify) for entry in ENTRIES)
 
 

@@ -1,16 +1,17 @@
-"""Classes for a data set in three parts, and scaling that does not use the test rows."""
+"""A data set in three parts, scaling that does not use the test rows, and label noise (paper: Table 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from elliptica._utils import checks
+from elliptica._utils.random import draw_permutation
 
 Task = Literal["regression", "classification"]
 Statistics = Literal["train", "all"]
@@ -19,15 +20,7 @@ Scaling = Literal["train", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Inputs and targets of one part of a data set, row by row.
-
-    Raises:
-        ValueError: If there are no rows, their numbers differ, or a dtype is another one.
-
-    Example:
-        >>> Split(torch.zeros(3, 2), torch.zeros(3, 1)).n_rows
-        3
-    """
+    """Inputs and targets of one part of a data set, row by row."""
 
     x: Tensor  # inputs, float32, shape ``(n, *feature)``; or `ImageFiles`, which reads its rows on demand
     y: Tensor  # targets, one row for each of ``x``: float32 values or int64 class numbers
@@ -75,9 +68,6 @@ class Units:
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set in three parts.
-
-    Raises:
-        ValueError: If the parts differ in feature shape, or the targets do not suit the task.
 
     Example:
         >>> part = Split(torch.zeros(3, 2), torch.zeros(3, 1))
@@ -133,14 +123,8 @@ def min_max_scale(
     """Map each column to [0, 1] by its minimum and maximum.
 
     A column that is constant in the rows used for the statistics becomes 0 in all rows. With
-    statistics from the training rows, other rows may fall outside [0, 1]; they are not clipped.
-
-    Args:
-        train: Training rows.
-        others: Further parts with the same columns, e.g. validation and test.
-        statistics: Take minimum and maximum from the training rows ("train"), or from all rows
-            together ("all"). The latter lets test inputs leak into training; it exists because
-            the C-Mixup reference, which the paper follows, does it.
+    statistics from the training rows, other rows may fall outside [0, 1]; they are not clipped. Statistics
+    from "all" rows let test inputs leak into training, as in the C-Mixup reference, which the paper follows.
 
     Example:
         >>> a, b = min_max_scale(torch.tensor([[1.0], [3.0]]), [torch.tensor([[4.0]])])
@@ -167,3 +151,39 @@ def standardise(parts: Sequence[Tensor]) -> list[Tensor]:
     is_constant = deviation == 0
     safe = deviation.masked_fill(is_constant, 1)
     return [((part - mean) / safe).masked_fill(is_constant, 0) for part in parts]
+
+
+class NoisyLabels(NamedTuple):
+    """Labels after shuffling."""
+
+    y: Shaped[Tensor, " n *target"]  # the labels
+    #: Which rows were shuffled; some may have their own label, or an equal one, again.
+    chosen: Bool[Tensor, " n"]
+
+
+def shuffle_labels(
+    y: Shaped[Tensor, " n *target"], share: float = 0.5, *, generator: torch.Generator | None = None
+) -> NoisyLabels:
+    """Shuffle the labels of a random share of the rows among these rows.
+
+    Call it once, on the training labels, for noise that stays the same throughout training. The class
+    counts do not change. With ``c`` equally large classes a shuffled label is wrong with probability
+    ``1 - 1/c``. The paper shuffles half of the labels and does not say how; a table's
+    ``shuffled_per_batch`` is the other variant (docs: deviations).
+
+    Draws, in this order: the order of all rows (its first ones are chosen), the order of the chosen ones.
+
+    Example:
+        >>> y, chosen = shuffle_labels(torch.arange(6), generator=torch.Generator().manual_seed(0))
+        >>> int(chosen.sum()), sorted(y.tolist()), bool((y == torch.arange(6))[~chosen].all())
+        (3, [0, 1, 2, 3, 4, 5], True)
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be between 0 and 1, but got {share}.")
+    rows = draw_permutation(len(y), device=y.device, generator=generator)[: round(share * len(y))]
+    order = draw_permutation(len(rows), device=y.device, generator=generator)
+    noisy = y.clone()
+    noisy[rows] = y[rows[order]]
+    chosen = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    chosen[rows] = True
+    return NoisyLabels(noisy, chosen)

@@ -53,15 +53,8 @@ def two_moons(
 
     Draws, in this order: one uniform for each boundary point, then three for each interior point.
 
-    Args:
-        n_boundary: Points on the outlines, both moons together. The paper trains on 10000, or on
-            1000 for the elliptic loss.
-        n_interior: Points inside, both moons together.
-        radius: Radius of the tubes, above 0 and below 0.25, where they would touch.
-        generator: Source of randomness, on the CPU. None means torch's default generator.
-
-    Returns:
-        Points and labels on the CPU; distances are exact up to the rounding of float32.
+    Numbers of points are those of both moons together; the paper trains on 10000, or on 1000 for the elliptic
+    loss. Distances are exact up to the rounding of float32.
 
     Example:
         >>> moons = two_moons(5, 2, generator=torch.Generator().manual_seed(0))

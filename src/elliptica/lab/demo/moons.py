@@ -20,7 +20,7 @@ from elliptica._utils.perceptron import Activation, mlp
 from elliptica._utils.random import stream, stream_seed
 from elliptica.core.elliptic import Elliptic
 from elliptica.lab.data.toy import TwoMoons, half_discs
-from elliptica.lab.models.side_by_side import stack, unstack
+from elliptica.lab.models import stack, unstack
 from elliptica.landscape import MaximumPrinciple, check_maximum_principle
 
 #: Methods, in the order of tables and figures, with their names on screen.

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elliptica._utils.text import count
-from elliptica.lab.experiments.choice import TUNED
-from elliptica.lab.experiments.record_folder import Place, group_records, known_tables, read_folder
+from elliptica._utils.extras import count
+from elliptica.lab.experiments.choice import TUNED, Place, group_records, known_tables, read_folder
 from elliptica.lab.experiments.records import Record
 from elliptica.lab.experiments.registry import RESPLIT
 from elliptica.lab.experiments.specification import DatasetSpec, Specification, table_name
-from elliptica.lab.experiments.table import DAGGER, Part, Table, cell_texts, make_table
+from elliptica.lab.experiments.table import DAGGER, Table, cell_texts, make_table
 from elliptica.report import charts
 from elliptica.report.judge import BySeed, Measure, Verdict, judge_seeds
 from elliptica.report.page import Chart, Page, Section
@@ -67,8 +66,7 @@ def _study(
     rows = [row for row in specification.methods if row in runs]
     seeds = range(1 + max(record.run.seed for record in members))
     wanted = [runs[row].model_copy(update={"seed": seed}) for row in rows for seed in seeds]
-    parts: tuple[Part, Part] = ("test", "cost")
-    test, cost = (make_table(name, specification, wanted, members, part) for part in parts)
+    test = make_table(name, specification, wanted, members)
     run, names = members[0].run, [column for _, column in test.heads]
     first = run.select if run.select in names else names[0]
     measures = [_measure(c, run.metric, test.decimals[dataset]) for c in dict.fromkeys([first, *names])]
@@ -82,7 +80,7 @@ def _study(
         words += [f"--{option}", value]
     command = shlex.join([*words, *["--tuned"] * (TUNED in variant), "--out", str(out)])
     text = [verdict.headline, " ".join(verdict.sentences), *test.notes, command]
-    grid, bold = _grid(test, cost, dataset, measures)
+    grid, bold = _grid(test, members, dataset, measures)
     heading = f"{specification.title}: {dataset}" + (f" ({variant})" if variant else "")
     drawn = _charts(members, verdict, judged, values[first])
     return verdict, Section(heading, [t for t in text if t], grid, bold=bold, charts=drawn)
@@ -112,7 +110,7 @@ def _measure(column: str, metric: str, decimals: int) -> Measure:
 
 
 def _grid(
-    test: Table, cost: Table, dataset: str, measures: Sequence[Measure]
+    test: Table, members: Sequence[Record], dataset: str, measures: Sequence[Measure]
 ) -> tuple[list[list[str]], set[tuple[int, int]]]:
     """Return the table of the paper, with what it cost, and its bold cells."""
     papers = [m for m in measures if any(test.cells[row, dataset, m.name].paper for row in test.rows)]
@@ -126,10 +124,20 @@ def _grid(
             bold |= {(number, len(line))} if is_best else set()
             is_old = test.cells[row, dataset, measure.name].is_old and not is_paper
             line.append((f"{mean} ± {std}" if std else mean) + f" {DAGGER}" * is_old)
-        spent = [cost.cells[row, dataset, unit].mean for unit in ("evaluations", "seconds")]
-        line += ["" if math.isnan(value) else f"{value:,.1f}" for value in spent]
+        spent = [_cost(record) for record in members if record.run.row == row]
+        line += [f"{statistics.mean(values):,.1f}" for values in zip(*spent, strict=True)]
         table.append([*line, str(len(test.cells[row, dataset, measures[0].name].values))])
     return table, bold
+
+
+def _cost(record: Record) -> tuple[float, float]:
+    """Thousands of rows and seconds of a run up to the epoch that was chosen, a first stage included."""
+    cost, share = record.cost, (record.epoch + 1) / record.cost.epochs
+    first = [cost.first_stage.get(unit, 0.0) for unit in ("evaluations", "seconds")]
+    rows, seconds = (
+        a + share * (b - a) for a, b in zip(first, (cost.evaluations, cost.seconds), strict=True)
+    )
+    return rows / 1000, seconds
 
 
 def _charts(

@@ -204,6 +204,7 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
         write_lines(path, [*read_lines(path), *lines])
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """What the numbers depend on; "+" marks a commit with local changes."""
     import numpy as np

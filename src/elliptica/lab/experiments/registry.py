@@ -1,14 +1,17 @@
-"""Data sets and networks by the name they have in a specification."""
+"""Data sets, networks and methods by the name they have in a specification, and files that add some."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import os
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,14 +19,17 @@ from torch import nn
 from elliptica._utils.random import stream, stream_seed
 from elliptica.lab import data as lab_data
 from elliptica.lab.data.images import MEDMNIST
-from elliptica.lab.data.splits import Dataset, Split, scale_targets
+from elliptica.lab.data.splits import Dataset, Split, scale_targets, shuffle_labels
+from elliptica.lab.data.toy import two_moons
+from elliptica.lab.experiments.context import from_module
+from elliptica.lab.experiments.methods import METHODS, ROWS_PER_SAMPLE
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
 
 def load_two_moons(seed: int, n_boundary: int = 400, n_interior: int = 400) -> Dataset:
     """Two moons, which need no files: outlines to train and validate on, what is inside to test on."""
-    moons = lab_data.two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
+    moons = two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
     train, validation = (
         Split(moons.boundary_x[rows], moons.boundary_y[rows])
         for rows in (slice(n_boundary), slice(n_boundary, None))
@@ -70,14 +76,14 @@ def load_dataset(
     share = settings.get("shuffled_labels", 0.0)
     if not share:
         return data
-    noisy = lab_data.shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
+    noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
     return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
 
 
 def label_noise(settings: dict[str, Any]) -> Relabel | None:
     """Shuffles a share of the labels of every batch anew; None if the settings do not ask for it."""
     share = settings.get("shuffled_per_batch", 0.0)
-    return lab_data.PerBatchShuffle(share).relabel if share else None
+    return (lambda y, generator: shuffle_labels(y, share, generator=generator).y) if share else None
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:
@@ -117,3 +123,77 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wide_resnet": lambda _data, n_outputs, **options: wide_resnet(num_classes=n_outputs, **options),
     "backbone": _backbone,
 }
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def register_method(name: str, *, rows_per_sample: int = 1) -> Callable[[Decorated], Decorated]:
+    """Register a method of training under a new name for tables.
+
+    Decorate a module class such as those of `elliptica.baselines`: made by ``Class(model, loss_fn,
+    **settings)`` and called with inputs, targets and ``generator=``, it returns the loss. If it is made with
+    ``num_classes``, it gets the number of classes (None for real targets); if ``forward`` takes ``group``, it
+    gets the environment of each row. Or decorate a function of settings and a `Context` that returns a
+    `Prepared`, for methods that need the whole training set or several stages. ``rows_per_sample`` is the
+    number of rows that go through the network for each sample of a step, for the record.
+    """
+    ROWS_PER_SAMPLE.setdefault(name, rows_per_sample)
+    return _register(
+        name, METHODS, lambda method: from_module(method) if isinstance(method, type) else method
+    )
+
+
+def register_dataset(name: str, *, resplit: float | None = None) -> Callable[[Decorated], Decorated]:
+    """Register a data set under a new name for tables.
+
+    Decorate a function that returns a `elliptica.lab.data.Dataset`. It gets ``seed``, the number of the
+    repetition, and ``data_dir`` if it has parameters of these names, and what a table says in ``load``. If
+    the seed also decides which rows are tested, ``resplit`` is the number of test rows over that of all
+    others: such data are not tuned, and intervals of reports allow for it.
+    """
+    if resplit is not None:
+        RESPLIT.setdefault(name, resplit)
+    return _register(name, DATASETS)
+
+
+def register_model(name: str) -> Callable[[Decorated], Decorated]:
+    """Register a network under a new name for tables.
+
+    Decorate a function that returns it, not trained: it gets the `elliptica.lab.data.Dataset`, the number of
+    outputs, and what a table says in ``model`` by name.
+    """
+    return _register(name, MODELS)
+
+
+def _register(
+    name: str, known: dict[str, Any], convert: Callable[[Any], Any] = lambda value: value
+) -> Callable[[Decorated], Decorated]:
+    if name in known:
+        raise ValueError(f"{name!r} is registered already. Choose another name.")
+
+    def register(decorated: Decorated) -> Decorated:
+        known[name] = convert(decorated)
+        return decorated
+
+    return register
+
+
+def load_plugins(files: Iterable[str]) -> tuple[str, ...]:
+    """Run files that register something, once in this process; return their whole paths for others."""
+    paths = tuple(Path(file).resolve() for file in files)
+    for path in paths:
+        loaded = sys.modules.get(path.stem)
+        if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+            continue
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if loaded is not None or spec is None or spec.loader is None:
+            raise ValueError(f"--plugin {path}: name a Python file that is not called like another module.")
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        sys.path.append(str(path.parent))  # its other files are found
+        try:
+            spec.loader.exec_module(sys.modules[path.stem])
+        except BaseException as error:
+            del sys.modules[path.stem]
+            raise ValueError(f"{path} cannot be run ({type(error).__name__}: {error}).") from error
+    return tuple(map(str, paths))

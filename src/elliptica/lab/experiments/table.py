@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from elliptica._utils.statistics import student_tail
-from elliptica.lab.experiments.epochs import MEANING, Epoch, NoEpochsError, metrics_at
+from elliptica.lab.experiments.metrics import MEANING, Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record
 from elliptica.lab.experiments.specification import Run, Specification, runs
 
-#: Which rows of the data a table is about, or what its runs cost up to the epoch that was chosen.
-Part = Literal["test", "validation", "cost"]
+#: Which rows of the data a table is about.
+Part = Literal["test", "validation"]
 Format = Literal["markdown", "latex", "csv"]
 Head = tuple[str, str]  # data set and column
 Place = tuple[str, str, str]  # row, data set and column
@@ -29,11 +29,6 @@ SPREAD = "Mean and sample deviation over seeds."
 RULE = (
     f"Bold: best mean, and better than every other row on the same seeds (paired t test, p < {LEVEL} after "
     f"Holm's correction; at least three seeds). {SPREAD}"
-)
-COST = (
-    "Up to the epoch that was chosen, a first stage included. Evaluations: thousands of rows through the "
-    "network in training. Seconds: wall time of training and validation, which depends on what else the "
-    "machine did."
 )
 DAGGER = "†"
 OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to the digit."
@@ -95,23 +90,20 @@ def make_table(
     The validation part is for choices among methods; the paper's values stand beside the test part only.
     ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`.
     """
-    if part == "cost" and epoch != "chosen":
-        raise NoEpochsError("epoch: costs are those up to the epoch that was chosen.")
     by_run = {(record.run.key, record.run.seed): record for record in records}
-    columns = ["evaluations", "seconds"] if part == "cost" else list(specification.columns)
     papers = _papers(name, specification, wanted) if part == "test" and epoch != "best" else {}
     cells: dict[Place, Cell] = {}
     for run in wanted:
         record = by_run.get((run.key, run.seed))
-        for column in columns:
+        for column in specification.columns:
             cell = cells.setdefault(place := (run.row, run.dataset, column), Cell({}, papers.get(place)))
-            if record and (value := _value(record, part, column, epoch)) is not None:
-                cell.values[run.seed] = value
+            if record and (value := metrics_at(record, part, epoch).get(column)) is not None:
+                cell.values[run.seed] = (1 if run.metric == "rmse" else 100) * float(value)
                 cells[place] = replace(cell, is_old=cell.is_old or record.draws != DRAWS)
     datasets = list(dict.fromkeys(run.dataset for run in wanted))
     rows = tuple(dict.fromkeys(run.row for run in wanted))
-    heads = tuple((dataset, column) for dataset in datasets for column in columns)
-    for head in heads if part != "cost" and epoch != "best" else ():
+    heads = tuple((dataset, column) for dataset in datasets for column in specification.columns)
+    for head in heads if epoch != "best" else ():
         _mark_best(cells, head, larger=specification.metric == "accuracy")
     notes = [*(specification.datasets[d].note for d in datasets), *remarks]
     if None in papers.values():
@@ -120,11 +112,11 @@ def make_table(
         notes.append("On the validation part, which also chose the epoch: for choices, not for reporting.")
     notes += [MEANING[epoch], "On the validation part." * (part == "validation" and epoch != "chosen")]
     can_be_bold = any(len(cell.values) >= MIN_SEEDS for cell in cells.values())
-    notes.append(COST if part == "cost" else RULE if can_be_bold else SPREAD)
+    notes.append(RULE if can_be_bold else SPREAD)
     notes.append(OLD * any(cell.is_old for cell in cells.values()))
     if missing := sum((run.key, run.seed) not in by_run for run in wanted):
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
-    decimals = {d: 1 if part == "cost" else _decimals(cells, d, specification.metric) for d in datasets}
+    decimals = {d: _decimals(cells, d, specification.metric) for d in datasets}
     title = f"{specification.title} ({specification.paper})" if specification.paper else specification.title
     return Table(name, title, rows, heads, cells, tuple(filter(None, notes)), decimals)
 
@@ -149,16 +141,6 @@ def _papers(name: str, specification: Specification, wanted: list[Run]) -> dict[
 
 def _schedule(run: Run) -> tuple[Any, Any]:
     return run.training.get("epochs"), run.training.get("precision", "float32")
-
-
-def _value(record: Record, part: Part, column: str, epoch: Epoch) -> float | None:
-    """What stands in a cell, in the units of the table."""
-    if part != "cost":
-        value = metrics_at(record, part, epoch).get(column)
-        return None if value is None else (1 if record.run.metric == "rmse" else 100) * float(value)
-    share = (record.epoch + 1) / record.cost.epochs
-    first, total = record.cost.first_stage.get(column, 0.0), getattr(record.cost, column)
-    return float(first + share * (total - first)) / (1000 if column == "evaluations" else 1)
 
 
 def _decimals(cells: dict[Place, Cell], dataset: str, metric: str) -> int:

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from elliptica._utils.random import stream_seed
+from elliptica.lab.experiments.choice import keep_choice, with_values
 from elliptica.lab.experiments.metrics import score_of
 from elliptica.lab.experiments.records import read_records, run_hash
 from elliptica.lab.experiments.registry import RESPLIT, load_dataset
-from elliptica.lab.experiments.run import Options
+from elliptica.lab.experiments.run import Listener, Options, do_runs
 from elliptica.lab.experiments.specification import Range, Run, Specification
-from elliptica.lab.experiments.tuned import keep_choice, with_values
-from elliptica.lab.experiments.workers import Listener, do_runs
 
 #: Seed of the trials; tables use 0, 1, ...
 TRIAL_SEED = 1000

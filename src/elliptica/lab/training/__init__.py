@@ -11,7 +11,7 @@ from elliptica._utils.random import stream as stream
 from elliptica._utils.random import stream_seed as stream_seed
 from elliptica.lab.training.batch import Batch as Batch
 from elliptica.lab.training.batch import Objective as Objective
+from elliptica.lab.training.batch import TrainingSettings as TrainingSettings
 from elliptica.lab.training.loop import EpochEnd as EpochEnd
 from elliptica.lab.training.loop import FitResult as FitResult
 from elliptica.lab.training.loop import fit as fit
-from elliptica.lab.training.settings import TrainingSettings as TrainingSettings

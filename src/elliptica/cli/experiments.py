@@ -1,0 +1,324 @@
+"""`elliptica run`, `elliptica table` and `elliptica tune`: train the runs of a table, print it, tune it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from elliptica.cli.app import THE_PAPER, DataDir, app, check_place, one_of, require_extra
+
+if TYPE_CHECKING:
+    from elliptica.lab.experiments.choice import Choice
+    from elliptica.lab.experiments.records import Record
+    from elliptica.lab.experiments.run import Options
+    from elliptica.lab.experiments.specification import Run
+    from elliptica.lab.training.loop import EpochEnd
+
+
+#: What is matched between methods.
+MatchName = Literal["evaluations"]
+
+#: Number formats of the forward pass.
+PrecisionName = Literal["float32", "bfloat16"]
+
+#: Measures that choose epochs and settings.
+SelectName = Literal["average", "worst"]
+
+TableName = Annotated[
+    str, typer.Argument(help="Name of the table, see elliptica list; or a file of your own, mine.toml.")
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Your own methods, data and networks: a Python file, which is run. Repeatable.",
+    ),
+]
+Dataset = Annotated[
+    list[str] | None, typer.Option("--dataset", help="Only these data sets: a,b or repeated.")
+]
+Methods = Annotated[list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Number of repetitions.", show_default="the table's")]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
+]
+Precision = Annotated[
+    PrecisionName | None,
+    one_of(PrecisionName, help="Number format of the forward pass.", show_default="float32"),
+]
+Match = Annotated[
+    MatchName | None,
+    one_of(
+        MatchName,
+        "--match",
+        help="evaluations: every method evaluates as many rows as ordinary training does.",
+    ),
+]
+Select = Annotated[
+    SelectName | None,
+    one_of(
+        SelectName,
+        help="Measure on the validation part that chooses epochs (and settings).",
+        show_default="the table's",
+    ),
+]
+Tuned = Annotated[bool, typer.Option("--tuned", help="Use the settings that elliptica tune chose.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each with one thread.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Do the runs on this Ray cluster: auto, local or HOST:PORT."),
+]
+Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda, ...")]
+Board = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard", help="Folder for TensorBoard event files.", file_okay=False, show_default="none"
+    ),
+]
+Records = Annotated[Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)]
+
+
+def make_choice(
+    table: str,
+    dataset: list[str] | None,
+    methods: list[str] | None,
+    seeds: int | None,
+    epochs: int | None,
+    precision: PrecisionName | None,
+    match: MatchName | None,
+    tuned: bool,
+    select: SelectName | None = None,
+) -> Choice:
+    """Collect the options that select runs."""
+    from elliptica.lab.experiments.choice import Choice
+
+    training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
+    if precision not in (None, "float32"):
+        training["precision"] = precision
+    names = _split(dataset), _split(methods)
+    return Choice(table, *names, seeds, match is not None, training, tuned, select)
+
+
+def load_own(plugin: list[str] | None) -> tuple[str, ...]:
+    """Run the user's own files."""
+    from elliptica.lab.experiments.registry import load_plugins
+
+    return load_plugins(plugin or ())
+
+
+def _split(names: list[str] | None) -> list[str] | None:
+    """Split names that are given one by one or separated by commas."""
+    return names and [part.strip() for name in names for part in name.split(",") if part.strip()]
+
+
+def print_error(error: object, console: Console) -> None:
+    """Print an error message without markup."""
+    console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+Part = Literal["test", "validation"]
+Epoch = Literal["chosen", "last", "late", "best"]
+Form = Literal["markdown", "latex", "csv"]
+
+_PART = "validation is for choices among methods."
+_EPOCH = (
+    "chosen on validation; last; late: mean of the last tenth; best on the part itself. All but chosen need "
+    "elliptica run --every-epoch."
+)
+
+
+@app.command(rich_help_panel=THE_PAPER)
+def table(
+    table: TableName,
+    plugin: Plugins = None,
+    dataset: Dataset = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    match: Match = None,
+    select: Select = None,
+    tuned: Tuned = False,
+    part: Annotated[Part, one_of(Part, help=_PART)] = "test",
+    epoch: Annotated[Epoch, one_of(Epoch, help=_EPOCH)] = "chosen",
+    form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
+    out: Records = Path("runs"),
+) -> None:
+    """Print a table from its records, the paper's values beside ours."""
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
+    load_own(plugin)
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
+    typer.echo(make_text(choice, choice.runs(out), out, form, part, epoch))
+
+
+def make_text(
+    choice: Choice, wanted: list[Run], out: Path, form: Form, part: Part = "test", epoch: Epoch = "chosen"
+) -> str:
+    """The table of the records in a folder as text."""
+    from elliptica.lab.experiments.records import read_records
+    from elliptica.lab.experiments.table import make_table, render
+
+    records, remarks = read_records(out, wanted), choice.remarks()
+    if not records:
+        remarks += (f"Nothing is recorded in {out}: elliptica run with the same options does these runs.",)
+    return render(make_table(choice.name, choice.specification, wanted, records, part, remarks, epoch), form)
+
+
+@app.command(rich_help_panel=THE_PAPER)
+def run(
+    table: TableName,
+    plugin: Plugins = None,
+    dataset: Dataset = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    match: Match = None,
+    select: Select = None,
+    tuned: Tuned = False,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    tensorboard: Board = None,
+    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the selected weights.")] = False,
+    every_epoch: Annotated[
+        bool,
+        typer.Option(
+            "--every-epoch",
+            help="Record right answers after every epoch, for elliptica table --epoch; they choose nothing.",
+        ),
+    ] = False,
+    out: Records = Path("runs"),
+) -> None:
+    """Train the runs that a table, or your own TOML file, still lacks; then print it.
+
+    Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
+    elliptica run table3 --dataset no2 --seeds 3
+    """
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
+    from elliptica.lab.experiments.run import Options, do_runs
+
+    console = Console()
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
+    options = Options(
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        jobs=jobs,
+        ray=ray,
+        tensorboard=tensorboard,
+        keep_models=keep_models,
+        every_epoch=every_epoch,
+        plugins=load_own(plugin),
+    )
+    wanted, has_problem = runs_to_do(choice.runs(out), options, console)
+    with Display(console, len(wanted)) as display:
+        failures = do_runs(wanted, options, display)
+    typer.echo(make_text(choice, wanted, out, "markdown"))
+    line = f"Again: elliptica table with the same options. One page with charts: elliptica report {out}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(int(has_problem or bool(failures)))
+
+
+def runs_to_do(runs: list[Run], options: Options, console: Console) -> tuple[list[Run], bool]:
+    """Check the runs that are not recorded before anything trains; print which data cannot be loaded."""
+    from elliptica.lab.experiments.records import is_recorded
+    from elliptica.lab.experiments.run import check_runs
+
+    check_place(options.out / "records")
+    left = [run for run in runs if not is_recorded(options.out, run, with_epochs=options.every_epoch)]
+    problems = check_runs(left, options)
+    for problem in problems.values():
+        print_error(f"{problem} See: elliptica data list", console)
+    doable = [run for run in runs if run.dataset not in problems]
+    if not doable:
+        raise typer.Exit(2)
+    return doable, bool(problems)
+
+
+class Display:
+    """A progress bar for all runs, with the epoch of the one under way."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        bar = BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn()
+        self.progress = Progress(*bar, TextColumn("{task.fields[state]}", markup=False), console=console)
+        self.task = self.progress.add_task("runs", total=total, state="")
+
+    def __enter__(self) -> Display:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, run: Run, event: EpochEnd | Record | str | None) -> None:
+        """Take an event of a run."""
+        from elliptica.lab.training.loop import EpochEnd
+
+        if isinstance(event, EpochEnd):
+            state = f"{run.label}: epoch {event.epoch} of {event.epochs}, loss {event.loss:.4g}"
+            self.progress.update(self.task, state=f"{state}, validation {event.score:.4g}")
+            return
+        self.progress.advance(self.task)
+        if event is None:
+            return
+        if isinstance(event, str):
+            print_error(f"{run.label}: {event}", self.console)
+            return
+        scores = event.metrics["test"]
+        worst = "" if scores.worst is None else f", worst {scores.worst:.4g}"
+        text = f"{run.label}: average {scores.average:.4g}{worst}"
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=THE_PAPER)
+def tune(
+    table: TableName,
+    plugin: Plugins = None,
+    dataset: Dataset = None,
+    methods: Methods = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Of each row.", show_default="the table's")
+    ] = None,
+    epochs: Epochs = None,
+    precision: Precision = None,
+    match: Match = None,
+    select: Select = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    out: Records = Path("runs"),
+) -> None:
+    """Tune every method of a table alike, on validation rows; then run it with --tuned.
+
+    Learning rates and the like, with as many trials for every method. Example:
+    elliptica tune table4 --dataset waterbirds-features
+    """
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
+    from elliptica.lab.experiments import tune as tuning
+    from elliptica.lab.experiments.run import Options
+
+    console = Console()
+    choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
+    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, ray=ray, plugins=load_own(plugin))
+    rows, has_problem = runs_to_do(choice.runs(out), options, console)
+    n_trials = trials or choice.specification.trials
+    with Display(console, n_trials * len(rows)) as display:
+        choices = tuning.tune(rows, choice.specification, n_trials, options, display)
+    for label, chosen in choices.items():
+        text = f"failed: {chosen}" if isinstance(chosen, str) else _describe(chosen)
+        console.print(f"{label}: {text}", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(int(has_problem or any(isinstance(chosen, str) for chosen in choices.values())))
+
+
+def _describe(chosen: dict[str, Any]) -> str:
+    values = ", ".join(f"{name} {value:.3g}" for name, value in chosen["values"].items())
+    return f"{values or 'the setting of the table'} ({chosen['rule']}: {chosen['score']:.4g})"
