@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni, is_beyond_chance
 from elliptica.tables.evidence import COMPARABLE, FARTHER, NEIGHBOURS, Evidence, Sample
-from elliptica.tables.findings import Finding, Quantity, RowsOf, Severity, fine, grade, skipped
+from elliptica.tables.findings import Finding, Quantity, RowsOf, Severity, grade, skipped
 
 #: Deep inside a class, labels that differ from their neighbours are normal up to this share, and in a
 #: single class up to the second one.
@@ -39,11 +39,11 @@ SHIFTED_GAP, SMALL_SHIFTED_GAP, GROWTH = 0.08, 0.03, 1.5
 # ---- the encoding of targets
 
 
-def judge_label_order(e: Evidence) -> Finding:
+def judge_label_order(e: Evidence) -> Finding | str:
     """Compare the labels with the outputs in another order, in training rows and in held-out rows."""
     judge = _renamed if e.task == "classes" else _rescaled
     findings = [judge(e, sample) for sample in (e.train, e.held) if len(sample)]
-    right = fine("label_order", "Targets are in the same order and unit as the outputs.")
+    right = "Targets are in the same order and unit as the outputs."
     return next((finding for finding in findings if finding is not None), right)
 
 
@@ -63,14 +63,13 @@ def _rescaled(e: Evidence, sample: Sample) -> Finding | None:
     if before < 0.5 * variance or after > 0.3 * variance or after > 0.1 * before:
         return None
     return Finding(
-        "label_order",
         "warning",
+        f"{sample.name.capitalize()} targets are in another unit",
         f"The {sample.name} targets are in another unit than the predictions: {slope:.3g} times the "
         f"prediction plus {offset:.3g} leaves {after / before:.0%} of the squared error.",
         "Check how targets were scaled in training and here: the same mean and deviation, the same unit. "
         "Other findings are about the wrong unit until then.",
         {"squared error that is left": Quantity.number(after / before, len(sample))},
-        title=f"{sample.name.capitalize()} targets are in another unit",
         rows_of=sample.name,
     )
 
@@ -88,14 +87,13 @@ def _renamed(e: Evidence, sample: Sample) -> Finding | None:
     moved = [c for c in range(e.n_classes) if present[c] and int(order[c]) != c]
     pairs = ", ".join(f"{name(c)} is called {name(int(order[c]))}" for c in moved[:4])
     return Finding(
-        "label_order",
         "warning",
+        f"{sample.name.capitalize()} labels are in another order",
         f"The {sample.name} labels are in another order than the outputs: {right.value:.0%} are right as "
         f"they are, {renamed.value:.0%} after renaming ({pairs}{' ...' if len(moved) > 4 else ''}).",
         "Check how labels were turned into numbers in training and here. Other findings are about the wrong "
         "labels until then.",
         {"right as they are": right, "right after renaming": renamed},
-        title=f"{sample.name.capitalize()} labels are in another order",
         rows_of=sample.name,
     )
 
@@ -103,7 +101,7 @@ def _renamed(e: Evidence, sample: Sample) -> Finding | None:
 # ---- wrong targets
 
 
-def judge_labels(e: Evidence) -> Finding:
+def judge_labels(e: Evidence) -> Finding | str:
     """Look for training targets that contradict those of their neighbours."""
     return _judge_classes(e) if e.task == "classes" else _judge_values(e)
 
@@ -146,7 +144,7 @@ def _vote(e: Evidence, numbers: Tensor, y: Tensor) -> _Votes:
     return _Votes(share, major, y != major, _doubt(e, numbers, y))
 
 
-def _judge_classes(e: Evidence) -> Finding:
+def _judge_classes(e: Evidence) -> Finding | str:
     """Count labels that differ from their neighbourhood where that is purest, in training and held-out rows.
 
     Where classes overlap, or change faster than neighbours can follow, labels naturally differ from their
@@ -169,7 +167,7 @@ def _judge_classes(e: Evidence) -> Finding:
         more_wrong = (held.major != e.held.y).double() - e.is_wrong(e.held).double()
         is_raised = is_raised and Quantity.mean(more_wrong, e.confidence).lower <= 0
     if not is_raised:
-        return fine("labels", f"Labels agree with their neighbours where these agree ({rate} differ).")
+        return f"Labels agree with their neighbours where these agree ({rate} differ)."
     # without held-out rows, wrong labels and overlapping classes look the same
     return _wrong_labels(e, e.train.take(e.base), train, limit, "look")
 
@@ -201,7 +199,9 @@ def _differs_more(e: Evidence, a: _Votes, b: _Votes, limit: float) -> bool:
     return False
 
 
-def _wrong_labels(e: Evidence, sample: Sample, votes: _Votes, limit: float, severity: Severity) -> Finding:
+def _wrong_labels(
+    e: Evidence, sample: Sample, votes: _Votes, limit: float, severity: Severity
+) -> Finding | str:
     """Report labels that most neighbours contradict; sentence, breakdown and rows count the same ones."""
     suspects = votes.differs & (votes.doubt >= 0.8) & (votes.share >= 0.5)
     if not bool(suspects.any()):
@@ -227,13 +227,12 @@ def _wrong_labels(e: Evidence, sample: Sample, votes: _Votes, limit: float, seve
         text += " contradict most neighbours: they are wrong, or these inputs do not determine the class."
         advice = "Look at some of the rows listed. If their labels are right, better inputs would help."
     return Finding(
-        "labels",
         severity,
+        title,
         f"{text}{where}",
         advice,
         {"labels unlike their neighbours'": share},
         {f"{a} among {b}": Quantity.number(n, len(order)) for (a, b), n in pairs},
-        title=title,
         rows=order if is_held else e.base[order].tolist(),
         rows_of=sample.name,
     )
@@ -249,7 +248,7 @@ def _target_distance(e: Evidence, numbers: Tensor, y: Float[Tensor, "rows 1"]) -
     return (y[:, 0] - middle).abs() / scale.clamp_min(1e-300)
 
 
-def _judge_values(e: Evidence) -> Finding:
+def _judge_values(e: Evidence) -> Finding | str:
     z = _target_distance(e, e.near[1], e.train.y[e.base])
     if len(e.held):
         other = _target_distance(e, e.near_held[1], e.held.y)
@@ -264,19 +263,18 @@ def _judge_values(e: Evidence) -> Finding:
     top = squares.argsort(descending=True, stable=True)[: max(1, len(squares) // 200)]
     share = float(squares[top].sum() / squares.sum())
     if share <= DWARFED:
-        return fine("labels", f"Targets agree with those of their neighbours ({rate} are far off).")
+        return f"Targets agree with those of their neighbours ({rate} are far off)."
     return Finding(
-        "labels",
         grade(share, DWARFED, MOSTLY_DWARFED),
+        "A few target values dwarf all others",
         f"{len(top)} of {len(squares)} training targets account for {share:.0%} of all squared deviations.",
         "Check these rows first: a wrong unit or a wrong value? They alone determine a squared error.",
         {"share of the squared deviations": Quantity.number(share, len(squares))},
-        title="A few target values dwarf all others",
         rows=top.tolist(),
     )
 
 
-def _wrong_values(e: Evidence, z: Tensor, sample: Sample, severity: Severity) -> Finding:
+def _wrong_values(e: Evidence, z: Tensor, sample: Sample, severity: Severity) -> Finding | str:
     rate, is_held, count = (
         Quantity.share(z > FAR_TARGET, e.confidence),
         sample is e.held,
@@ -291,13 +289,12 @@ def _wrong_values(e: Evidence, z: Tensor, sample: Sample, severity: Severity) ->
     if is_held:
         advice = "Check how these targets were made, and their units, before you trust any held-out score."
     return Finding(
-        "labels",
         severity,
+        f"{what} look wrong" if severity == "warning" else f"{what} far from their neighbours'",
         f"{count} of {len(z)} {sample.name} targets ({rate.value:.1%}) lie more than {FAR_TARGET:g} local "
         "deviations away from those of their neighbours: wrong values, another unit, or rare events.",
         advice,
         {"targets unlike their neighbours'": rate},
-        title=f"{what} look wrong" if severity == "warning" else f"{what} far from their neighbours'",
         rows=(order if is_held else e.base[order]).tolist(),
         rows_of=sample.name,
     )
@@ -306,31 +303,30 @@ def _wrong_values(e: Evidence, z: Tensor, sample: Sample, severity: Severity) ->
 # ---- copies
 
 
-def judge_duplicates(e: Evidence) -> Finding:
+def judge_duplicates(e: Evidence) -> Finding | str:
     """Count training rows that are copies of others, beyond what discrete features explain."""
     raw, (first, counts, _) = e.train.raw, e.copies
     n, distinct = len(raw), len(counts)
     share = (n - distinct) / n
     columns = (column.unique(return_counts=True)[1].numpy() for column in raw.T)
     if share <= COPIES or not is_beyond_chance(counts.numpy(), columns):
-        return fine("duplicates", f"{n - distinct} of {n} training rows are copies of others.")
+        return f"{n - distinct} of {n} training rows are copies of others."
     # without a distinguishing feature, equal rows may well be different samples
     tells_apart = max(len(column.unique()) for column in raw.T) > 0.5 * distinct
     is_copy = torch.ones(n, dtype=torch.bool)
     is_copy[first] = False
     return Finding(
-        "duplicates",
         grade(share, COPIES, MANY_COPIES if tells_apart else math.inf),
+        "Copies among the training rows",
         f"{n - distinct} of {n} training rows are copies of others; one row occurs {int(counts.max())} "
         f"times. There are {distinct} distinct rows, so limits and scores are too optimistic.",
         "Remove copies before splitting, or keep all copies of a row in the same part.",
         {"share of copies": Quantity.number(share, n), "distinct rows": Quantity.number(distinct, n)},
-        title="Copies among the training rows",
         rows=is_copy.nonzero().flatten().tolist(),
     )
 
 
-def judge_leak(e: Evidence) -> Finding:
+def judge_leak(e: Evidence) -> Finding | str:
     """Count held-out rows that are training rows, beyond the share of duplicates in training."""
     known = {row.tobytes() for row in (e.train.raw + 0.0).numpy()}
     shared = torch.tensor([row.tobytes() in known for row in (e.held.raw + 0.0).numpy()])
@@ -339,7 +335,7 @@ def judge_leak(e: Evidence) -> Finding:
     twins = float((e.copies[1][e.copies[2]] > 1).double().mean())
     share, count = Quantity.share(shared, e.confidence), int(shared.sum())
     if share.lower <= 1.2 * twins + SHARED:
-        return fine("leak", f"{count} of {len(e.held)} held-out rows are training rows.")
+        return f"{count} of {len(e.held)} held-out rows are training rows."
     others = ""
     if e.task != "other" and len(e.held) - count >= 10:
         errors = e.errors(e.held)
@@ -347,13 +343,12 @@ def judge_leak(e: Evidence) -> Finding:
             f" At the others the error is {float(errors[~shared].mean()):.2f}, at all {errors.mean():.2f}."
         )
     return Finding(
-        "leak",
         "warning" if share.value - twins > MANY_SHARED else "look",
+        "Held-out rows were trained on",
         f"{count} of {len(e.held)} held-out rows ({share.value:.0%}) are training rows, too: the held-out "
         f"score is too good.{others}",
         "Remove them from one of the two sets and judge the model again.",
         {"held-out rows that are training rows": share},
-        title="Held-out rows were trained on",
         rows=shared.nonzero().flatten().tolist(),
         rows_of="held-out",
     )
@@ -362,12 +357,12 @@ def judge_leak(e: Evidence) -> Finding:
 # ---- inputs
 
 
-def judge_inputs(e: Evidence) -> Finding:
+def judge_inputs(e: Evidence) -> Finding | str:
     """Look for features that do not vary, or that have another scale than the others."""
     varying, still = (rows.nonzero().flatten().tolist() for rows in (e.varies, ~e.varies))
     if not varying:
         text = "No feature varies: all training rows are equal."
-        return Finding("inputs", "warning", text, "Check how x is made.", title="Inputs do not vary")
+        return Finding("warning", "Inputs do not vary", text, "Check how x is made.")
     deviation, middle = e.deviation, float(e.deviation[e.varies].median())
     is_off = (deviation > LARGE_SCALE * middle) | (deviation * SMALL_SCALE < middle)
     is_off |= e.centre.abs() > FAR_FROM_ZERO * deviation
@@ -382,15 +377,14 @@ def judge_inputs(e: Evidence) -> Finding:
         advice = "Standardise the inputs (subtract the mean, divide by the deviation of the training rows) "
         advice += "and train again."
     if not parts:
-        return fine("inputs", "Inputs vary on similar scales.")
+        return "Inputs vary on similar scales."
     return Finding(
-        "inputs",
         "warning" if off and e.neighbours_gain.lower > 0.05 else "look",
+        "Inputs are not on one scale" if off else "Inputs that do not vary",
         f"Features {'; '.join(parts)}.",
         advice,
         {"largest deviation over the median one": Quantity.number(float(deviation.max()) / middle)},
         {e.feature(j): Quantity.number(float(deviation[j])) for j in off[:20]},
-        title="Inputs are not on one scale" if off else "Inputs that do not vary",
     )
 
 
@@ -402,7 +396,7 @@ def _listed(e: Evidence, features: Sequence[int]) -> str:
 # ---- what moved
 
 
-def judge_prior(e: Evidence) -> Finding:
+def judge_prior(e: Evidence) -> Finding | str:
     """Compare the shares of classes in training and held-out rows."""
     name, ours, theirs = e.fitted.class_name, e.shares(e.train), e.shares(e.held)
     change, n, m = theirs - ours, len(e.train), len(e.held)
@@ -415,7 +409,7 @@ def judge_prior(e: Evidence) -> Finding:
     unknown = [name(c) for c in range(e.n_classes) if ours[c] == 0 and theirs[c] > 0]
     severity = "warning" if unknown else grade(moved, PRIOR, LARGE_PRIOR)
     if severity == "fine" or (moved <= 3 * noise and not unknown):
-        return fine("prior", "Classes are as frequent in held-out rows as in training.")
+        return "Classes are as frequent in held-out rows as in training."
     c, title = order[0], "Other class shares in held-out rows"
     text = f"Classes are not as frequent in held-out rows as in training: class {name(c)} has "
     text += f"{float(theirs[c]):.0%} instead of {float(ours[c]):.0%}."
@@ -425,10 +419,10 @@ def judge_prior(e: Evidence) -> Finding:
         title = "Classes that were never trained"
         text = f"Held-out rows have classes without a single training row: {', '.join(unknown[:5])}."
         advice = "Shuffle before you split, or get training rows of these classes."
-    return Finding("prior", severity, text, advice, numbers, breakdown, title=title)
+    return Finding(severity, title, text, advice, numbers, breakdown)
 
 
-def judge_shift(e: Evidence) -> list[Finding]:
+def judge_shift(e: Evidence) -> list[Finding] | Finding | str:
     """Judge whether unlabelled and held-out rows lie elsewhere, and whether the error rises there."""
     findings = []
     if len(e.unlabelled):
@@ -439,11 +433,11 @@ def judge_shift(e: Evidence) -> list[Finding]:
     if not reason and e.is_shifted:
         findings.append(_shift(e, "held-out", e.moved, e.held_distance))
     if reason and not len(e.unlabelled):
-        return [skipped("shift", reason)]
-    return findings or [fine("shift", "Other rows lie where the training rows do.")]
+        return skipped(reason)
+    return findings or "Other rows lie where the training rows do."
 
 
-def _shift(e: Evidence, kind: RowsOf, moved: dict[str, Quantity], distance: Tensor) -> Finding:
+def _shift(e: Evidence, kind: RowsOf, moved: dict[str, Quantity], distance: Tensor) -> Finding | str:
     far = e.beyond(distance)
     share, title = Quantity.share(far, e.confidence), f"{kind.capitalize()} rows lie elsewhere"
     more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
@@ -466,14 +460,13 @@ def _shift(e: Evidence, kind: RowsOf, moved: dict[str, Quantity], distance: Tens
             )
             advice += "--test finds what holds under such a shift. Bound predictions of values."
     return Finding(
-        "shift",
         severity,
+        title,
         f"{share} of the {kind} rows lie farther from the training rows than 99 % of those lie from each "
         f"other.{names} {effect}",
         advice,
         {"far from the training rows": share},
         {f"feature {name}": q for name, q in list(moved.items())[:20]},
-        title=title,
         rows=distance.argsort(descending=True)[: int(far.sum())].tolist(),
         rows_of=kind,
     )

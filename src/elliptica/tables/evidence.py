@@ -1,24 +1,27 @@
-"""Evidence for a diagnosis: rows with the model's outputs, errors and neighbours, computed once."""
+"""Evidence for a diagnosis: a model with its rows, their outputs, errors and neighbours, computed once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica._utils.random import stream
+from elliptica._utils import checks
+from elliptica._utils.random import draw_permutation, stream
+from elliptica.core.inputs import LossFn
 from elliptica.core.layers import evaluation_mode
 from elliptica.core.losses import PerSampleLoss
-from elliptica.core.targets import encode_targets
+from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
 from elliptica.tables.findings import NO_HELD_OUT, Quantity, RowsOf
-from elliptica.tables.fitted_model import FittedModel, Rows, sample_by_part
 
 #: Kind of targets: one class per row, one or several numbers, or something else that only has a loss.
 Task = Literal["classes", "values", "other"]
@@ -34,6 +37,115 @@ COMPARABLE = ("targets", "held-out", "ten held-out", "varying targets", "fresh h
 _FEATURES = 512
 #: Largest number of distances to compute, times the number of features.
 _DISTANCES = 2e10
+
+
+class Rows(NamedTuple):
+    """Rows of one kind."""
+
+    x: Tensor
+    y: Tensor | None = None  # None for unlabelled rows
+    groups: Tensor | Sequence[Hashable] | None = None
+    numbers: Sequence[int] | None = None  # in the user's data; None: from 0; empty: unknown
+
+
+@dataclass(frozen=True, eq=False)
+class FittedModel:
+    """A trained model, its loss, and the rows at which it is judged: the arguments of `elliptica.diagnose`.
+
+    ``scales_inputs`` says that the model scales its inputs itself, so that their units do not matter;
+    ``first_row`` is the number of the user's first row.
+    """
+
+    model: nn.Module
+    loss_fn: LossFn
+    rows: Mapping[RowsOf, Rows]
+    class_names: Sequence[Hashable] = ()
+    feature_names: Sequence[str] = ()
+    target_space: TargetSpace | None = None
+    batch_size: int = 1024
+    scales_inputs: bool = False
+    first_row: int = 0
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of the training rows."""
+        y = self.rows["training"].y
+        assert y is not None
+        return y
+
+    @property
+    def space(self) -> TargetSpace:
+        """Space of the targets."""
+        return self.target_space or infer_target_space(self.loss_fn, self.targets)
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class, or its number if it has none."""
+        return str(self.class_names[label] if len(self.class_names) else label)
+
+    def sampled(self, max_rows: int, generator: torch.Generator) -> FittedModel:
+        """Check the rows, sample them by class and group if there are many, and move them to the model."""
+        shape = self.rows["training"].x.shape
+        place = next((p.device for p in self.model.parameters()), self.rows["training"].x.device)
+        rows: dict[RowsOf, Rows] = {}
+        for kind, (x, y, groups, numbers) in self.rows.items():
+            checks.finite(f"x ({kind} rows)", x)
+            if x.shape[1:] != shape[1:] or len(x) < 1 + (kind == "training"):
+                raise ValueError(f"x ({kind} rows) has shape {tuple(x.shape)}; x has {tuple(shape)}.")
+            for name, column in (("y", y), ("groups", groups)):
+                if column is not None and len(column) != len(x):
+                    raise ValueError(f"{name} ({kind} rows) has {len(column)} entries for {len(x)} rows.")
+            is_label = y is not None and y.ndim == 1 and not y.is_floating_point()
+            labels = y.tolist() if y is not None and is_label else [""] * len(x)
+            names = groups.tolist() if isinstance(groups, Tensor) else groups
+            names = labels if names is None else [str(name) for name in names]
+            kept = torch.arange(len(x))
+            if len(x) > max_rows:
+                kept = sample_by_part(list(zip(labels, names, strict=True)), max_rows, generator, floor=1)
+            rows[kind] = Rows(
+                x.detach()[kept.to(x.device)].to(place),
+                None if y is None else y.detach()[kept.to(y.device)].to(place),
+                None if groups is None else [names[i] for i in kept.tolist()],
+                kept.tolist() if numbers is None else [numbers[i] for i in kept.tolist() if numbers],
+            )
+        return replace(self, rows=rows)
+
+
+def sample_by_part(
+    parts: Sequence[Hashable], n: int, generator: torch.Generator, floor: int = 50
+) -> Int[Tensor, " sample"]:
+    """Draw about ``n`` rows in proportion, but at least ``floor`` of each part if it has them."""
+    rows: dict[Hashable, list[int]] = {}
+    for i, part in enumerate(parts):
+        rows.setdefault(part, []).append(i)
+    least = min(floor, n // len(rows) or 1)
+    chosen = []
+    for members in rows.values():
+        count = min(len(members), max(round(n * len(members) / len(parts)), least))
+        order = draw_permutation(len(members), device=generator.device, generator=generator)
+        chosen += [members[i] for i in order[:count].tolist()]
+    return torch.tensor(sorted(chosen))
+
+
+class Predictor(nn.Module):
+    """A fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
+
+    It has no gradient.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, x: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
+        """Predict."""
+        inputs = x.detach().cpu().double().numpy()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+            if hasattr(self.estimator, "classes_"):
+                outputs = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
+            else:
+                outputs = np.asarray(self.estimator.predict(inputs), float).reshape(len(inputs), -1)
+        return torch.from_numpy(outputs).to(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,23 +182,16 @@ class Evidence:
     mean error of the best constant prediction (of the training rows): 0 is perfect, 1 is a constant.
 
     Args:
-        fitted: The model, its loss and names.
-        model: The same model, on the device of the rows.
-        rows: Training rows, and held-out and unlabelled rows if there are any, by kind.
+        fitted: The model and its rows, as `FittedModel.sampled` returns them.
         confidence: Confidence level of all limits.
         drop: Numbers of rows to leave out, by kind.
     """
 
     def __init__(
-        self,
-        fitted: FittedModel,
-        model: nn.Module,
-        rows: Mapping[RowsOf, Rows],
-        confidence: float,
-        drop: Mapping[RowsOf, Tensor] | None = None,
+        self, fitted: FittedModel, confidence: float, drop: Mapping[RowsOf, Tensor] | None = None
     ) -> None:
-        self.fitted, self.model, self.rows, self.confidence = fitted, model, rows, confidence
-        self.dropped: Mapping[RowsOf, Tensor] = drop or {}
+        self.fitted, self.rows, self.confidence, self.dropped = fitted, fitted.rows, confidence, drop or {}
+        rows = self.rows
         self.task: Task = "other"
         raw = _flat(rows["training"].x)
         self.deviation, self.centre = raw.std(0), raw.mean(0)
@@ -129,8 +234,9 @@ class Evidence:
 
     def call(self, x: Tensor) -> Tensor:
         """Evaluate the model in batches."""
-        with evaluation_mode(self.model), torch.no_grad():
-            return torch.cat([self.model(part) for part in x.split(self.fitted.batch_size)])
+        model = self.fitted.model
+        with evaluation_mode(model), torch.no_grad():
+            return torch.cat([model(part) for part in x.split(self.fitted.batch_size)])
 
     def _sample(self, kind: Literal["training", "held-out"]) -> Sample:
         rows, space = self.rows[kind], self.fitted.space
@@ -144,18 +250,17 @@ class Evidence:
             raise ValueError(f"The loss is NaN or infinite at {len(bad)} {kind} rows, e.g. {bad[:5]}.")
         if kind == "training":
             self.task = _task(self.fitted, target, outputs)
-            names = self.fitted.class_names
-            if self.task == "classes" and names is not None and len(names) not in (0, outputs.shape[1]):
-                raise ValueError(f"class_names has {len(names)} names for {outputs.shape[1]} classes.")
+            n_names = len(self.fitted.class_names)
+            if self.task == "classes" and n_names not in (0, outputs.shape[1]):
+                raise ValueError(f"class_names has {n_names} names for {outputs.shape[1]} classes.")
         y = target.cpu().double()
         if self.task == "classes":
             y = (y.flatten() > 0.5).long() if space == "unit" else y.argmax(1)
         else:
             y = y.reshape(len(y), -1) if self.task == "values" else y.new_zeros(len(y), 0)
-        sample = Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, rows.groups)
-        keep = torch.ones(len(sample), dtype=torch.bool).index_fill(
-            0, self.dropped.get(kind, torch.arange(0)), False
-        )
+        groups = None if rows.groups is None else [str(group) for group in rows.groups]
+        sample = Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, groups)
+        keep = ~torch.isin(torch.arange(len(raw)), self.dropped.get(kind, torch.arange(0)))
         return sample.take(keep.nonzero().flatten())
 
     def _read(self, outputs: Tensor) -> Tensor:
@@ -387,7 +492,7 @@ REQUIREMENTS: dict[str, tuple[Callable[[Evidence], bool], str]] = {
     "classes": (lambda e: e.task == "classes", "for classes only"),
     "values": (lambda e: e.task == "values", "for values only"),
     "labels": (
-        lambda e: not (e.fitted.space == "simplex" and e.fitted.y.is_floating_point()),
+        lambda e: not (e.fitted.space == "simplex" and e.fitted.targets.is_floating_point()),
         "for labels only, not for class probabilities",
     ),
     "one target": (lambda e: e.train.y.ndim == 1 or e.train.y.shape[1] == 1, "for single target values only"),

@@ -18,7 +18,8 @@ from elliptica.tables.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.tables.table import Table, TableError, check_column, read_table
 
 if TYPE_CHECKING:
-    from elliptica.tables.fitted_model import FittedModel
+    from elliptica.tables.evidence import FittedModel
+    from elliptica.tables.findings import RowsOf
 
 MAX_ROWS = 2_000_000
 #: Text that a spreadsheet would run as a formula, unless it is a number.
@@ -207,6 +208,8 @@ def read_labelled(
         raise TableError(
             f"{table.name} has {len(labels)} rows with a {target!r}, but at least two are needed."
         )
+    if target in (column.name for column in saved.columns(table, used)):
+        raise TableError(f"{target!r} is an input of {saved.name}, not its target. Pass --target COLUMN.")
     inputs, names, notices = saved.read(table, used)
     if lost := len(known) - len(labels):
         notices.insert(0, f"{lost} of {len(known)} rows have no target and are dropped.")
@@ -231,30 +234,30 @@ def fitted_predictor(
     """
     import torch
 
-    from elliptica.tables.fitted_model import FittedModel, Predictor
+    from elliptica.tables.evidence import FittedModel, Predictor, Rows
 
     classes = getattr(rows.network, "classes_", None)
 
-    def tensors(part: LabelledRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def tensors(part: LabelledRows) -> Rows:
         x = torch.tensor(np.asarray(part.inputs), dtype=torch.float64)
-        if classes is None:
-            return x, torch.tensor(part.target, dtype=torch.float64)[:, None]
-        return x, torch.from_numpy(np.searchsorted(classes, part.target))
+        y = torch.tensor(part.target, dtype=torch.float64)[:, None] if classes is None else None
+        y = torch.from_numpy(np.searchsorted(classes, part.target)) if y is None else y
+        return Rows(x, y, part.groups, part.numbers or [])
 
+    parts: dict[RowsOf, Rows] = {"training": tensors(rows)}
+    if held_out is not None:
+        parts["held-out"] = tensors(held_out)
+    if unlabelled is not None:
+        numbers = range(1, len(unlabelled) + 1)
+        parts["unlabelled"] = Rows(torch.from_numpy(unlabelled.copy()), numbers=numbers)
     return FittedModel(
         Predictor(rows.network),
         torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
-        *tensors(rows),
-        groups=rows.groups,
-        class_names=None if classes is None else [str(label) for label in classes],
+        parts,
+        class_names=() if classes is None else [str(label) for label in classes],
         feature_names=rows.names,
-        test=None if held_out is None else tensors(held_out),
-        test_groups=None if held_out is None else held_out.groups,
-        unlabelled=None if unlabelled is None else torch.from_numpy(unlabelled.copy()),
-        unlabelled_row_numbers=None if unlabelled is None else range(1, len(unlabelled) + 1),
         scales_inputs=True,
-        row_numbers=rows.numbers,
-        test_row_numbers=None if held_out is None else held_out.numbers,
+        first_row=1,
     )
 
 
