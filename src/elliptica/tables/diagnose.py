@@ -266,11 +266,10 @@ def _bar(label: str, quantity: Quantity) -> Bar:
 
 def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
     """Measure a model on its test rows, or on its rows if it has none."""
-    x, y, groups, _ = fitted.rows.get("held-out", fitted.rows["training"])
-    assert y is not None
-    first = next((p for p in fitted.model.parameters() if p.is_floating_point()), x)
-    with evaluation_mode(fitted.model), torch.no_grad():
-        output = torch.cat([fitted.model(b.to(first)).float().cpu() for b in x.split(fitted.batch_size)])
+    rows = fitted.rows.get("held-out", fitted.rows["training"])
+    y, groups = rows.targets, rows.groups
+    first = next((p for p in fitted.model.parameters() if p.is_floating_point()), rows.x)
+    output = fitted.call(rows.x.to(first)).float().cpu()
     warning = "If the model was trained on these rows, the scores say nothing about other rows."
     table, parts = [["measure", "value", "95 % interval"]], {}
     show = _rmse if y.is_floating_point() else _share

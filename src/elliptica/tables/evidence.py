@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.stats import ks_2samp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,6 +48,12 @@ class Rows(NamedTuple):
     groups: Tensor | Sequence[Hashable] | None = None
     numbers: Sequence[int] | None = None  # in the user's data; None: from 0; empty: unknown
 
+    @property
+    def targets(self) -> Tensor:
+        """Targets of labelled rows."""
+        assert self.y is not None
+        return self.y
+
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:
@@ -67,20 +74,18 @@ class FittedModel:
     first_row: int = 0
 
     @property
-    def targets(self) -> Tensor:
-        """Targets of the training rows."""
-        y = self.rows["training"].y
-        assert y is not None
-        return y
-
-    @property
     def space(self) -> TargetSpace:
         """Space of the targets."""
-        return self.target_space or infer_target_space(self.loss_fn, self.targets)
+        return self.target_space or infer_target_space(self.loss_fn, self.rows["training"].targets)
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, or its number if it has none."""
         return str(self.class_names[label] if len(self.class_names) else label)
+
+    def call(self, x: Tensor) -> Tensor:
+        """Evaluate the model in batches, in evaluation mode."""
+        with evaluation_mode(self.model), torch.no_grad():
+            return torch.cat([self.model(part) for part in x.split(self.batch_size)])
 
     def sampled(self, max_rows: int, generator: torch.Generator) -> FittedModel:
         """Check the rows, sample them by class and group if there are many, and move them to the model."""
@@ -230,20 +235,13 @@ class Evidence:
     def predict(self, raw: Float[Tensor, "rows features"]) -> Tensor:
         """Return probabilities or values at flat rows."""
         like = self.rows["training"].x
-        return self._read(self.call(raw.reshape(len(raw), *like.shape[1:]).to(like)))
-
-    def call(self, x: Tensor) -> Tensor:
-        """Evaluate the model in batches."""
-        model = self.fitted.model
-        with evaluation_mode(model), torch.no_grad():
-            return torch.cat([model(part) for part in x.split(self.fitted.batch_size)])
+        return self._read(self.fitted.call(raw.reshape(len(raw), *like.shape[1:]).to(like)))
 
     def _sample(self, kind: Literal["training", "held-out"]) -> Sample:
         rows, space = self.rows[kind], self.fitted.space
-        assert rows.y is not None
-        outputs, raw = self.call(rows.x), _flat(rows.x)
+        outputs, raw = self.fitted.call(rows.x), _flat(rows.x)
         n_classes = outputs.shape[1] if space == "simplex" else None
-        target = encode_targets(rows.y, space, num_classes=n_classes, dtype=outputs.dtype)
+        target = encode_targets(rows.targets, space, num_classes=n_classes, dtype=outputs.dtype)
         losses = PerSampleLoss(self.fitted.loss_fn)(outputs, target).detach().cpu().double()
         bad = (~losses.isfinite()).nonzero().flatten().tolist()
         if bad:
@@ -372,12 +370,9 @@ class Evidence:
     def nearest(
         self, x: Float[Tensor, "rows varying"], k: int, *, skip_itself: bool = False
     ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-        """Return distances to the nearest rows of `base`, and their numbers among the training rows.
+        """Return distances to the ``k`` nearest rows of `base`, and their numbers among the training rows.
 
-        Args:
-            x: Scaled inputs.
-            k: How many.
-            skip_itself: Whether ``x`` are the rows of `base`, which must not be their own neighbours.
+        With ``skip_itself``, ``x`` are the rows of `base`, which are not their own neighbours.
         """
         base = self.train.x[self.base]
         k, size = min(k, len(base)), max(1, int(4e6 / len(base)))
@@ -437,8 +432,9 @@ class Evidence:
             return {}
         level = (1 - self.confidence) / 100 / d
         limit = max(MOVED, math.sqrt(-math.log(level / 2) / 2 * (n + m) / (n * m)))
-        distances = {j: ks_distance(train[:, j], other[:, j]) for j in range(0, d, max(1, d // _FEATURES))}
-        moved = {self.feature(j): Quantity.number(v, n + m) for j, v in distances.items() if v > limit}
+        columns = range(0, d, max(1, d // _FEATURES))
+        distances = {j: ks_2samp(train[:, j], other[:, j], method="asymp").statistic for j in columns}
+        moved = {self.feature(j): Quantity.number(float(v), n + m) for j, v in distances.items() if v > limit}
         return dict(sorted(moved.items(), key=lambda item: -item[1].value))
 
     @cached_property
@@ -464,12 +460,9 @@ class Evidence:
         return distance > self.near[0][:, 0].quantile(0.99)
 
 
-def ks_distance(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
-    """Return the largest difference of two distribution functions."""
-    at = torch.cat([a, b]).unique()
-    first = torch.searchsorted(a.sort().values, at, right=True).double() / len(a)
-    second = torch.searchsorted(b.sort().values, at, right=True).double() / len(b)
-    return float((first - second).abs().max())
+def listed(rows: Bool[Tensor, " rows"]) -> list[int]:
+    """Return the numbers of the rows that are marked."""
+    return rows.nonzero().flatten().tolist()
 
 
 def _flat(x: Tensor) -> Float[Tensor, "rows features"]:
@@ -492,7 +485,7 @@ REQUIREMENTS: dict[str, tuple[Callable[[Evidence], bool], str]] = {
     "classes": (lambda e: e.task == "classes", "for classes only"),
     "values": (lambda e: e.task == "values", "for values only"),
     "labels": (
-        lambda e: not (e.fitted.space == "simplex" and e.fitted.targets.is_floating_point()),
+        lambda e: not (e.fitted.space == "simplex" and e.rows["training"].targets.is_floating_point()),
         "for labels only, not for class probabilities",
     ),
     "one target": (lambda e: e.train.y.ndim == 1 or e.train.y.shape[1] == 1, "for single target values only"),

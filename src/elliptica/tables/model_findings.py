@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from itertools import permutations
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from elliptica._utils.statistics import bonferroni, fit_temperature
 from elliptica.core.layers import evaluation_mode
-from elliptica.tables.evidence import NEIGHBOURS, Evidence, Sample
+from elliptica.tables.evidence import NEIGHBOURS, Evidence, Sample, listed
 from elliptica.tables.findings import Finding, Quantity, RowsOf, Severity, grade, skipped
 
 #: A model that saves less than this share of a constant's error is hardly better.
@@ -38,16 +39,14 @@ CARRIED, MOST_CARRIED, FEW_FAR = 0.3, 0.5, 0.15
 
 def judge_outputs(e: Evidence) -> Finding | str:
     """Evaluate the same rows twice and alone: a model that is random or mixes rows cannot be judged."""
-    x = e.rows["training"].x[:256]
-    with evaluation_mode(e.fitted.model), torch.no_grad():
-        first, second = (e.fitted.model(x).double() for _ in range(2))
+    x, model, apart = e.rows["training"].x[:256], e.fitted.model, math.inf
+    with evaluation_mode(model), torch.no_grad():
+        first, second = (model(x).double() for _ in range(2))
         size = float(first.abs().max()) or 1.0
         change = float((first - second).abs().max()) / size
-        try:
-            alone = torch.cat([e.fitted.model(x[i : i + 1]).double() for i in range(min(3, len(x)))])
-            apart = float((first[: len(alone)] - alone).abs().max()) / size
-        except (ValueError, RuntimeError):  # batch norm without running statistics
-            apart = math.inf
+        with suppress(ValueError, RuntimeError):  # batch norm without running statistics
+            alone = torch.cat([model(row).double() for row in x[:3].split(1)])
+            apart = float((first[:3] - alone).abs().max()) / size
     if change > 1e-4:
         text = f"Two evaluations of the same rows differ by up to {change:.0%} of the largest output."
         advice = "Switch dropout, noise and sampling off in eval mode."
@@ -67,15 +66,14 @@ def judge_constant(e: Evidence) -> Finding | str:
     hardly = all(gain.value < HARDLY for gain in gains.values())
     if (train.lower > 0 or train.value > 0.25) and not hardly:
         return f"The error at training rows is {1 - train.value:.2f} of a constant's."
-    what = "class" if e.task == "classes" else "value"
     compared = "is hardly better" if train.lower > 0 else "is not shown to be better"
     return Finding(
         "warning" if train.upper < HARDLY else "look",
         "No better than a constant",
-        f"The model {compared} than always predicting the same {what}: its error at the training rows is "
+        f"The model {compared} than a constant prediction: its error at the training rows is "
         f"{1 - train.value:.2f} ({max(0.0, 1 - train.upper):.2f} to {1 - train.lower:.2f}).",
-        "Check first: are these the inputs, preprocessing and weights of training? Then train longer, with "
-        "less weight decay, at other rates, with shuffled batches.",
+        "Check that inputs, preprocessing and weights are those of training. Then train longer, with less "
+        "weight decay, at other rates, with shuffled batches.",
         {f"error below a constant's, {name} rows": gain for name, gain in gains.items()},
     )
 
@@ -103,8 +101,8 @@ def judge_underfit(e: Evidence) -> Finding | str:
         "The model has not learnt its data",
         f"The ten nearest neighbours predict better than the model even at its own training rows: their "
         f"error is smaller by {gain.value:.2f}; the model's is {e.error(e.train):.2f}.",
-        "Check that batches are shuffled and inputs standardised. Then train longer, with less weight decay "
-        "or with a larger network. Compare with boosted trees (elliptica compare).",
+        "Shuffle batches and standardise inputs. Then train longer, with less weight decay or with a larger "
+        "network. Compare with boosted trees (elliptica compare).",
         {"error above that of neighbours": gain},
     )
 
@@ -125,8 +123,9 @@ def judge_overfitting(e: Evidence) -> Finding | str:
     gaps = {name: Quantity.difference(held[theirs[name]], train[ours[name]], level) for name in names}
     worst = sorted((name for name in gaps if gaps[name].lower > GAP), key=lambda name: -gaps[name].lower)
     where = f" Most in {worst[0]}." if worst else ""
-    advice = "Stop training where the held-out loss is least, and raise weight decay. Then try mixup or "
-    advice += "elliptica.Elliptic, which helped about equally in our tests, and less than early stopping."
+    advice = (
+        "Stop where the held-out loss is least and raise weight decay; mixup or elliptica.Elliptic help less."
+    )
     if e.fitted.scales_inputs:  # a model of scikit-learn or a file
         advice = "Make the model simpler: fewer or shallower trees, a stronger penalty, early stopping."
     return Finding(
@@ -176,31 +175,30 @@ def judge_parts(e: Evidence) -> Finding | str:
     worst, (sample, rows), (error, severity) = ranked[0], parts[ranked[0]], graded[ranked[0]]
     if severity == "fine":
         return "No class or group has far more errors than the others."
-    size = int(train[worst].sum()) if worst in train else 0
-    if e.task == "classes":
-        wrong = e.is_wrong(sample)
+    wrong, errors = e.is_wrong(sample) if e.task == "classes" else None, e.errors(sample)
+    if wrong is not None:
         others, marked = float(wrong[~rows].double().mean()), rows & wrong
-        text = (
-            f"{int(marked.sum())} of its {int(rows.sum())} {sample.name} rows are wrong ({error.value:.1%})"
-        )
-        text += f", {others:.1%} elsewhere"
+        text = f"{int(marked.sum())} of its {int(rows.sum())} {sample.name} rows are wrong "
+        text += f"({error.value:.1%}), {others:.1%} elsewhere"
     else:
-        others, marked = float(e.errors(sample)[~rows].mean()), rows
+        others, marked = float(errors[~rows].mean()), rows
         text = f"the error there is {error}, {others:.2f} elsewhere"
-    listed = marked.nonzero().flatten()
-    also = sum(grade != "fine" for _, grade in graded.values()) - 1
-    more = f" {also} more stand{'s' if also == 1 else ''} out." if also else ""
+    size, also = (
+        int(train[worst].sum()) if worst in train else 0,
+        -1 + sum(grade != "fine" for _, grade in graded.values()),
+    )
+    more = f" Others that stand out: {also}." if also else ""
     title = f"{worst[0].upper()}{worst[1:]} is predicted"
     return Finding(
         severity,
         f"{title} badly",
         f"{title} far worse than the others: {text}. It has {size} of {len(e.train)} training rows "
         f"({size / len(e.train):.1%}).{more}",
-        "If errors there cost more: class weights in the loss, batches balanced by group, or a group method "
-        "(elliptica.baselines: GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help.",
+        "If errors there cost more: weights, balanced batches, or a group method (elliptica.baselines: "
+        "GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help.",
         {"error there": error, "error elsewhere": Quantity.number(others)},
         {name: graded[name][0] for name in ranked[:10]},
-        rows=listed[e.errors(sample)[listed].argsort(descending=True, stable=True)].tolist(),
+        rows=[i for i in errors.argsort(descending=True, stable=True).tolist() if marked[i]],
         rows_of=sample.name,
     )
 
@@ -261,17 +259,15 @@ def judge_shortcut(e: Evidence) -> Finding | str:
     j, gain = (strong[0], None) if best is None else best
     effect = "The model knows nothing else: the error does not fall without it."
     if gain is not None:
-        effect = (
-            f"With its median instead, the held-out error falls from {error:.2f} to {error - gain.value:.2f}."
-        )
-    how = "reverses" if candidates[j] < -0.1 else "vanishes"
+        effect = f"With its median instead, the held-out error falls from {error:.2f} to "
+        effect += f"{error - gain.value:.2f}."
+    name, how = e.feature(j), "reverses" if candidates[j] < -0.1 else "vanishes"
     return Finding(
         "warning",
-        f"Shortcut: feature {e.feature(j)}",
-        f"The model relies on feature {e.feature(j)}, whose relation to the target {how} in held-out rows. "
-        f"{effect}",
-        f"Train again without feature {e.feature(j)}, or on rows in which it does not go with the target. If "
-        "it is made from the target, it is a leak.",
+        f"Shortcut: feature {name}",
+        f"The model relies on feature {name}, whose relation to the target {how} in held-out rows. {effect}",
+        f"Train again without feature {name}, or on rows in which it does not go with the target. If it is "
+        "made from the target, it is a leak.",
         {} if gain is None else {"error saved without it": gain},
         rows=_worst_rows(e),
         rows_of="held-out",
@@ -287,7 +283,7 @@ def _lost_relations(e: Evidence) -> tuple[dict[int, float], dict[int, float]]:
     ours, other = _relations(e, e.train), _relations(e, e.held)
     edges = torch.tensor([0.01, 0.99], dtype=torch.float64)
     strengths, lost = {}, {}
-    for j in e.varies.nonzero().flatten().tolist():
+    for j in listed(e.varies):
         strength = float(ours[j].square().sum())
         if strength > 0.05:
             strengths[j], kept = strength, float((ours[j] * other[j]).sum()) / strength
@@ -347,7 +343,7 @@ def _group_shortcut(e: Evidence) -> Finding | None:
         "method (elliptica.baselines: GroupDRO, LISA).",
         {"errors above": gaps[c, a, b]},
         {f"class {label}, group {g} ({shares[c, g]:.0%} in training)": rate for g, rate in rates.items()},
-        rows=(cells[c, a] & (wrong > 0)).nonzero().flatten().tolist(),
+        rows=listed(cells[c, a] & (wrong > 0)),
         rows_of="held-out",
     )
 
