@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.stats import ks_2samp
+from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -240,8 +240,10 @@ def fitted_predictor(
 
     def tensors(part: LabelledRows) -> Rows:
         x = torch.tensor(np.asarray(part.inputs), dtype=torch.float64)
-        y = torch.tensor(part.target, dtype=torch.float64)[:, None] if classes is None else None
-        y = torch.from_numpy(np.searchsorted(classes, part.target)) if y is None else y
+        if classes is None:
+            y = torch.tensor(part.target, dtype=torch.float64)[:, None]
+        else:
+            y = torch.from_numpy(np.searchsorted(classes, part.target))
         return Rows(x, y, part.groups, part.numbers or [])
 
     parts: dict[RowsOf, Rows] = {"training": tensors(rows)}
