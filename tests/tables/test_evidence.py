@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import nn
 
 from elliptica.tables import diagnose as diagnosis
-from elliptica.tables.data_findings import label_suspicion
 from elliptica.tables.evidence import Evidence, FittedModel, Rows, sample_by_part
 from elliptica.tables.findings import Quantity
 
@@ -108,13 +106,12 @@ def test_a_sample_by_part_keeps_small_parts():
 
 
 @pytest.mark.statistical
-def test_suspicion_ranks_wrong_labels_first(generator):
+def test_wrong_labels_are_listed(generator):
     x, y = two_classes(600, generator)
     x[:, 0] += 2 * (2 * y - 1)
     wrong = torch.rand(600, generator=generator) < 0.1
     given = torch.where(wrong, 1 - y, y)
     e = evidence(logits, x, given)
-    assert roc_auc_score(wrong, label_suspicion(e)[: len(wrong)]) > 0.98
     found = judge("labels", e)
     assert found.severity == "look"  # without held-out rows, classes might overlap
     assert np.mean(wrong[list(found.rows)].numpy()) > 0.9
@@ -171,16 +168,13 @@ def test_copies_are_told_from_values_in_few_steps(generator):
     assert judge("duplicates", evidence(lambda x: x[:, :2], once, y)).severity == "fine"
 
 
-def test_shared_rows_are_found_and_chance_is_not_blamed(generator):
+def test_shared_rows_are_found(generator):
     x, y = two_classes(300, generator)
     other, labels = two_classes(100, generator)
     other[:20], labels[:20] = x[:20], y[:20]
+    other[10:20] += 1e-6  # rounded copies, too
     found = judge("leak", evidence(logits, x, y, (other, labels)))
     assert (found.severity, found.rows_of, set(found.rows)) == ("warning", "held-out", set(range(20)))
-    few = torch.randint(3, (400, 3), generator=generator).float()
-    labels = torch.arange(400) % 2
-    split = evidence(lambda x: x[:, :2], few[:300], labels[:300], (few[300:], labels[300:]))
-    assert judge("leak", split).severity == "fine"
 
 
 # ---- what moved
@@ -393,14 +387,6 @@ def test_equal_rows_by_chance_are_no_leak(d, generator):
         e = evidence(lambda x: x[:, :2], x[:600], y[:600], (x[600:], y[600:]))
         warned += judge("leak", e).severity == "warning"
     assert warned <= 2  # the limit has a confidence: about 1 in 400 such sets is warned of
-
-
-def test_rounded_copies_are_a_leak(generator):
-    x, y = two_classes(400, generator, d=5)
-    held = torch.cat([x[:40] + 1e-6, torch.randn(160, 5, generator=generator)])
-    found = judge("leak", evidence(logits, x, y, (held, (held[:, 0] > 0).long())))
-    assert found.severity == "warning"
-    assert set(found.rows) == set(range(40))
 
 
 @pytest.mark.statistical

@@ -105,14 +105,6 @@ def judge_labels(e: Evidence) -> Finding | str:
     return _judge_classes(e) if e.task == "classes" else _judge_values(e)
 
 
-def label_suspicion(e: Evidence) -> Float[Tensor, " base"]:
-    """Score rows of `Evidence.base` by how much their targets contradict their neighbours (at most 1)."""
-    if e.task == "classes":
-        return _vote(e, e.near[1], e.train.y[e.base]).doubt
-    z = _target_distance(e, e.near[1], e.train.y[e.base])
-    return z / (z + FAR_TARGET)
-
-
 def suspected_rows(e: Evidence, rows: Tensor) -> Int[Tensor, " suspected"]:
     """Add less certain rows to the given training rows: labels of two classes that are often confused."""
     suspected = torch.isin(e.base, rows)

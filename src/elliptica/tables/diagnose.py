@@ -231,10 +231,9 @@ def diagnosis_page(diagnosis: Diagnosis, title: str) -> Page:
     return Page(title, diagnosis.headline(), diagnosis.about, sections, "diagnosis")
 
 
-def model_page(fitted: FittedModel, title: str, *, notes: Sequence[str] = (), seed: int = 0) -> Page:
+def model_page(fitted: FittedModel, title: str, notes: Sequence[str] = ()) -> Page:
     """Build a page with scores and findings of a model on its test rows, or on its rows if it has none."""
-    diagnosis = diagnose_fitted(fitted, generator=torch.Generator().manual_seed(seed))
-    page = diagnosis_page(diagnosis, title)
+    page = diagnosis_page(diagnose_fitted(fitted), title)
     return replace(page, sections=[*_scores(fitted, notes), *page.sections], kind="model")
 
 
@@ -243,7 +242,7 @@ def saved_model_page(file: Path, table: Path, target: str | None = None, group: 
     from elliptica.tables.predict import fitted_predictor, read_labelled
 
     rows = read_labelled(file, table, target, group=group, max_rows=None)
-    return model_page(fitted_predictor(rows), f"{file.name} on {table.name}", notes=rows.notices)
+    return model_page(fitted_predictor(rows), f"{file.name} on {table.name}", rows.notices)
 
 
 def _finding(finding: Finding, first_row: int) -> Section:
@@ -254,9 +253,8 @@ def _finding(finding: Finding, first_row: int) -> Section:
         more = f" and {len(finding.rows) - 30} more" if len(finding.rows) > 30 else ""
         shown = ", ".join(map(str, finding.rows[:30]))
         text.append(f"{finding.rows_of.capitalize()} rows, counted from {first_row}: {shown}{more}.")
-    folded = finding.severity in ("info", "fine")
     title = finding.title or finding.name.replace("_", " ")
-    return Section(title, text, bars=bars[:10], mark=finding.severity, folded=folded)
+    return Section(title, text, bars=bars[:10], mark=finding.severity, folded=not finding.is_problem)
 
 
 def _bar(label: str, quantity: Quantity) -> Bar:

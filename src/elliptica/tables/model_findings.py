@@ -183,10 +183,8 @@ def judge_parts(e: Evidence) -> Finding | str:
     else:
         others, marked = float(errors[~rows].mean()), rows
         text = f"the error there is {error}, {others:.2f} elsewhere"
-    size, also = (
-        int(train[worst].sum()) if worst in train else 0,
-        -1 + sum(grade != "fine" for _, grade in graded.values()),
-    )
+    size = int(train[worst].sum()) if worst in train else 0
+    also = sum(verdict != "fine" for _, verdict in graded.values()) - 1
     more = f" Others that stand out: {also}." if also else ""
     title = f"{worst[0].upper()}{worst[1:]} is predicted"
     return Finding(
