@@ -6,20 +6,20 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 
 from elliptica._utils.files import replacing
+from elliptica.estimators import load, read_notes
 from elliptica.tables.columns import ISO, Column, read_inputs
+from elliptica.tables.evidence import FittedModel, Predictor, Rows
+from elliptica.tables.findings import RowsOf
 from elliptica.tables.problem import Target
 from elliptica.tables.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.tables.table import Table, TableError, check_column, read_table
-
-if TYPE_CHECKING:
-    from elliptica.tables.evidence import FittedModel
-    from elliptica.tables.findings import RowsOf
 
 MAX_ROWS = 2_000_000
 #: Text that a spreadsheet would run as a formula, unless it is a number.
@@ -158,8 +158,6 @@ class SavedModel:
 
 def load_model(file: Path) -> SavedModel:
     """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
-    from elliptica.estimators import load, read_notes
-
     try:
         model, notes = load(file), read_notes(file)
     except (ValueError, OSError) as error:
@@ -232,10 +230,6 @@ def fitted_predictor(
 
     ``unlabelled`` are inputs in the form that the model expects.
     """
-    import torch
-
-    from elliptica.tables.evidence import FittedModel, Predictor, Rows
-
     classes = getattr(rows.network, "classes_", None)
 
     def tensors(part: LabelledRows) -> Rows:
