@@ -85,7 +85,7 @@ def test_wrong_input_ends_without_a_result(own_model, arguments):
 @pytest.mark.parametrize("place", ["no jinja2", "read-only"])
 def test_what_out_needs_is_checked_before_the_work(own_model, monkeypatch, place):
     began = []
-    monkeypatch.setattr("elliptica.cli.model_source.fitted_from_code", lambda *_: began.append("work"))
+    monkeypatch.setattr("elliptica.cli.diagnose.fitted_from_code", lambda *_: began.append("work"))
     if place == "no jinja2":
         monkeypatch.setitem(sys.modules, "jinja2", None)
     else:

@@ -59,11 +59,8 @@ class Case:
     @property
     def elliptic(self) -> Callable[[int], Situation] | None:
         """The same rows and network with elliptic training, where that was tried beside."""
-        return (
-            partial(self.build, elliptic=True)
-            if "elliptic" in inspect.signature(self.build).parameters
-            else None
-        )
+        has_it = "elliptic" in inspect.signature(self.build).parameters
+        return partial(self.build, elliptic=True) if has_it else None
 
 
 CASES: list[Case] = []
@@ -155,6 +152,11 @@ def rows(x, y, x_test, y_test, scale=True) -> Rows:
     return Rows(inputs[0], targets[0], inputs[1], targets[1])
 
 
+def split(x, y, n: int) -> Rows:
+    """Train on the first rows."""
+    return rows(x[:n], y[:n], x[n:], y[n:])
+
+
 def loaded(name: str, seed: int, n_train: int, *, scale=True) -> Rows:
     """Return one of scikit-learn's data sets, split at random; real targets are standardised."""
     data = getattr(datasets, f"load_{name}")()
@@ -210,27 +212,21 @@ def train(
     stream = torch.Generator().manual_seed(seed)
     x, y, loss_fn = data.x, data.y, loss_fn or data.loss_fn
     if validation:
-        order = torch.randperm(len(x), generator=stream)
-        kept, aside = order[len(x) // 5 :], order[: len(x) // 5]
+        aside, kept = torch.randperm(len(x), generator=stream).tensor_split([len(x) // 5])
         x, y, x_aside, y_aside = x[kept], y[kept], x[aside], y[aside]
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
     best, best_state = math.inf, None
     for step in range(steps):
-        x_now, y_now = x, y
+        index = slice(None)
         if weights is not None:
             index = torch.multinomial(weights, batch or len(x), replacement=True, generator=stream)
-            x_now, y_now = x[index], y[index]
         elif batch is not None:
             index = torch.randint(len(x), (batch,), generator=stream)
-            x_now, y_now = x[index], y[index]
-        if isinstance(loss_fn, Elliptic):
-            loss = loss_fn(x_now, y_now, generator=stream)
-        else:
-            loss = loss_fn(model(x_now), y_now)
+        is_elliptic = isinstance(loss_fn, Elliptic)
+        now = {"generator": stream} if is_elliptic else {}
         optimizer.zero_grad()
-        loss.backward()
-        if clip < math.inf:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        loss_fn(x[index] if is_elliptic else model(x[index]), y[index], **now).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         if validation and step % 5 == 4:
             with torch.no_grad():
@@ -249,6 +245,11 @@ def trained(seed: int, data: Rows, hidden=(32,), *, elliptic=False, **settings) 
         classes = None if data.y.is_floating_point() else data.outputs
         settings["loss_fn"] = Elliptic(model, data.loss_fn, sampling="marginal", num_classes=classes)
     return train(model, data, seed=seed, **settings)
+
+
+def simply(seed: int, data: Rows, hidden, **settings) -> Situation:
+    """Train a perceptron, and nothing else."""
+    return data.situation(trained(seed, data, hidden, **settings))
 
 
 # -- remedies --------------------------------------------------------------------------------------------
@@ -338,8 +339,9 @@ def reordered(model: nn.Module, data: Rows) -> nn.Module:
 
 @sound()
 def overlapping_gaussians(seed: int) -> Situation:
-    data = gaussian_rows(seed, 500, 2, 1.0)  # no label is wrong, though one row in six is misclassified
-    return data.situation(trained(seed, data, (16,), steps=120, decay=0.1))
+    return simply(
+        seed, gaussian_rows(seed, 500, 2, 1.0), (16,), steps=120, decay=0.1
+    )  # no label is wrong, though one row in six is misclassified
 
 
 @sound("rmse")
@@ -347,14 +349,12 @@ def heteroscedastic_noise(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(2500, 3))
     y = x[:, 0] + np.sin(2 * x[:, 1]) + rng.normal(size=2500) * (0.2 + 0.4 * np.abs(x[:, 2]))
-    data = rows(x[:1000], y[:1000], x[1000:], y[1000:])
-    return data.situation(trained(seed, data, (16,), steps=250, decay=0.1))
+    return simply(seed, split(x, y, 1000), (16,), steps=250, decay=0.1)
 
 
 @sound()
 def imbalanced_but_separable(seed: int) -> Situation:
-    data = gaussian_rows(seed, 900, 4, 3.0, share=0.1)
-    return data.situation(trained(seed, data, (16,), steps=150))
+    return simply(seed, gaussian_rows(seed, 900, 4, 3.0, share=0.1), (16,), steps=150)
 
 
 @sound()
@@ -363,14 +363,12 @@ def twenty_classes(seed: int) -> Situation:
     centres = rng.normal(size=(20, 16)) * 1.3
     y = rng.integers(0, 20, 4500)
     x = centres[y] + rng.normal(size=(4500, 16))
-    data = rows(x[:3000], y[:3000], x[3000:], y[3000:])
-    return data.situation(trained(seed, data, (), steps=300, lr=2e-2, decay=0.03))
+    return simply(seed, split(x, y, 3000), (), steps=300, lr=2e-2, decay=0.03)
 
 
 @sound()
 def eighty_rows(seed: int) -> Situation:
-    data = loaded("iris", seed, 80)
-    return data.situation(trained(seed, data, (), steps=400, lr=3e-2, decay=0.03))
+    return simply(seed, loaded("iris", seed, 80), (), steps=400, lr=3e-2, decay=0.03)
 
 
 @sound()
@@ -378,8 +376,7 @@ def heavy_tailed_inputs(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.standard_t(2.5, size=(2000, 5))
     y = (rng.random(2000) < 1 / (1 + np.exp(-2 * x @ [1.0, -1.0, 0.5, 0.0, 0.0]))).astype(int)
-    data = rows(x[:600], y[:600], x[600:], y[600:])
-    return data.situation(trained(seed, data, (), steps=400, lr=3e-2))
+    return simply(seed, split(x, y, 600), (), steps=400, lr=3e-2)
 
 
 @sound("rmse")
@@ -387,7 +384,7 @@ def group_that_does_not_matter(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     x, group = rng.normal(size=(1600, 8)), rng.choice(["north", "south", "west"], 1600, p=[0.6, 0.3, 0.1])
     y = x @ np.linspace(-1, 1, 8) + rng.normal(size=1600) * 0.7
-    data = rows(x[:600], y[:600], x[600:], y[600:])
+    data = split(x, y, 600)
     model = trained(seed, data, (), steps=300, lr=3e-2)
     return data.situation(model, groups=group[:600].tolist(), test_groups=group[600:].tolist())
 
@@ -397,15 +394,13 @@ def sine(seed: int, elliptic=False) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.uniform(-3, 3, size=(900, 1))
     y = np.sin(2 * x[:, 0]) + rng.normal(size=900) * 0.1
-    data = rows(x[:300], y[:300], x[300:], y[300:])
-    return data.situation(trained(seed, data, (32, 32), steps=400, elliptic=elliptic))
+    return simply(seed, split(x, y, 300), (32, 32), steps=400, elliptic=elliptic)
 
 
 @sound()
 def moons(seed: int, elliptic=False) -> Situation:
     x, y = datasets.make_moons(1200, noise=0.15, random_state=seed)
-    data = rows(x[:400], y[:400], x[400:], y[400:])
-    return data.situation(trained(seed, data, (32,), steps=200, elliptic=elliptic))
+    return simply(seed, split(x, y, 400), (32,), steps=200, elliptic=elliptic)
 
 
 @sound()
@@ -415,14 +410,12 @@ def moons_without_held_out(seed: int) -> Situation:
 
 @sound()
 def digits_stopped_early(seed: int) -> Situation:
-    data = loaded("digits", seed, 1400)
-    return data.situation(trained(seed, data, (32,), steps=40, decay=1.0, validation=True))
+    return simply(seed, loaded("digits", seed, 1400), (32,), steps=40, decay=1.0, validation=True)
 
 
 @sound()
 def breast_cancer(seed: int) -> Situation:
-    data = loaded("breast_cancer", seed, 350)
-    return data.situation(trained(seed, data, (), steps=150, decay=0.3))
+    return simply(seed, loaded("breast_cancer", seed, 350), (), steps=150, decay=0.3)
 
 
 @sound("rmse")
@@ -430,8 +423,7 @@ def linear_in_64_features(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(2500, 64))
     y = x @ rng.normal(size=64) / 8 + rng.normal(size=2500) * 0.5
-    data = rows(x[:1500], y[:1500], x[1500:], y[1500:])
-    return data.situation(trained(seed, data, (), steps=300, lr=2e-2))
+    return simply(seed, split(x, y, 1500), (), steps=300, lr=2e-2)
 
 
 @sound()
@@ -439,8 +431,7 @@ def one_feature_logistic(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(1500, 1))
     y = (rng.random(1500) < 1 / (1 + np.exp(-1.5 * x[:, 0]))).astype(int)
-    data = rows(x[:500], y[:500], x[500:], y[500:])
-    return data.situation(trained(seed, data, (), steps=300, lr=3e-2))
+    return simply(seed, split(x, y, 500), (), steps=300, lr=3e-2)
 
 
 @sound("rmse")
@@ -450,8 +441,7 @@ def categorical_inputs(seed: int) -> Situation:
     level, flags = rng.integers(0, 3, 2000), (rng.random((2000, 3)) < [0.5, 0.3, 0.06]).astype(float)
     x = np.concatenate([np.eye(3)[level], flags], 1)
     y = x @ [0.0, 1.0, 2.5, -1.0, 0.5, 1.0] + rng.normal(size=2000) * 0.5
-    data = rows(x[:600], y[:600], x[600:], y[600:])
-    return data.situation(trained(seed, data, (), steps=300, lr=3e-2))
+    return simply(seed, split(x, y, 600), (), steps=300, lr=3e-2)
 
 
 @sound("rmse")
@@ -460,7 +450,7 @@ def prices_in_large_units(seed: int) -> Situation:
     x = rng.normal(size=(2000, 6))
     size = 5e4 * (x @ [1.0, 0.6, 0.3, 0.0, 0.0, 0.0] + 0.5 * np.maximum(x[:, 0], 0)) + 3e5
     y = size + rng.normal(size=2000) * 2e4
-    data = rows(x[:800], y[:800], x[800:], y[800:])
+    data = split(x, y, 800)
     centre, spread = data.y.mean().item(), data.y.std().item()
     unit = replace(data, y=(data.y - centre) / spread)
     model = trained(seed, unit, (8,), steps=200, decay=0.3)
@@ -474,8 +464,7 @@ def harmless_shift(seed: int) -> Situation:
     x = rng.normal(size=(1500, 5))
     x[600:] += [1.5, 0.0, 0.0, 0.0, -1.0]
     y = x @ [1.0, -1.0, 0.5, 0.0, 0.0] + rng.normal(size=1500) * 0.5
-    data = rows(x[:600], y[:600], x[600:], y[600:])
-    return data.situation(trained(seed, data, (), steps=400, lr=3e-2))
+    return simply(seed, split(x, y, 600), (), steps=400, lr=3e-2)
 
 
 # -- wrong labels ----------------------------------------------------------------------------------------
@@ -548,7 +537,7 @@ def rare_digit_beside_wrong_labels(seed: int, cured=False) -> Situation:
     drop[torch.nonzero(data.y == 8).flatten()[8:]] = True
     data = data.without(drop)
     weights = balanced(data.y) if cured else None
-    return data.situation(trained(seed, data, (32,), steps=60, decay=0.3, weights=weights))
+    return simply(seed, data, (32,), steps=60, decay=0.3, weights=weights)
 
 
 @sick("labels", metric="rmse", advice=CLEAN)
@@ -556,7 +545,7 @@ def corrupted_targets(seed: int, cured=False) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(1500, 3))
     y = x[:, 0] + np.sin(2 * x[:, 1]) + rng.normal(size=1500) * 0.2
-    data = rows(x[:500], y[:500], x[500:], y[500:])
+    data = split(x, y, 500)
     chosen = torch.from_numpy(rng.choice(500, 25, replace=False))
     data.y[chosen] = data.y[chosen] * 10 + 5 * data.y[chosen].sign()  # decimal points were lost
     return _mislabelled(seed, data, chosen, cured, steps=300)
@@ -583,20 +572,19 @@ def swapped_classes(seed: int, cured=False) -> Situation:
 def overfitted_diabetes(seed: int, cured=False, elliptic=False) -> Situation:
     data = loaded("diabetes", seed, 200)
     settings = {"decay": 1.0, "validation": True} if cured else {"elliptic": elliptic}
-    return data.situation(trained(seed, data, (64, 64), steps=500, lr=3e-3, **settings))
+    return simply(seed, data, (64, 64), steps=500, lr=3e-3, **settings)
 
 
 @sick("overfitting", metric="error", advice="weight decay and early stopping")
 def overfitted_small_table(seed: int, cured=False, elliptic=False) -> Situation:
     data = gaussian_rows(seed, 100, 5, 1.0)
     settings = {"decay": 1.0, "validation": True} if cured else {"elliptic": elliptic}
-    return data.situation(trained(seed, data, (64, 64), steps=400, **settings))
+    return simply(seed, data, (64, 64), steps=400, **settings)
 
 
 @sick("constant", "underfit", metric="rmse", advice="weaker weight decay")
 def constant_regressor(seed: int, cured=False) -> Situation:
-    data = loaded("diabetes", seed, 300)
-    return data.situation(trained(seed, data, (16,), steps=300, decay=1.0 if cured else 90.0))
+    return simply(seed, loaded("diabetes", seed, 300), (16,), steps=300, decay=1.0 if cured else 90.0)
 
 
 @sick("constant", "underfit", metric="error", advice="another initialisation")
@@ -610,15 +598,14 @@ def constant_classifier(seed: int, cured=False) -> Situation:
 
 @sick("constant", "underfit", metric="error", advice="train longer")
 def undertrained_digits(seed: int, cured=False) -> Situation:
-    data = loaded("digits", seed, 1000)
-    return data.situation(trained(seed, data, (32,), steps=300 if cured else 10, lr=1e-3))
+    return simply(seed, loaded("digits", seed, 1000), (32,), steps=300 if cured else 10, lr=1e-3)
 
 
 @sick("confidence", "overfitting", metric="log loss", advice="temperature scaling")
 def over_confident(seed: int, cured=False, elliptic=False) -> Situation:
     data = gaussian_rows(seed, 400, 10, 0.8)
     if not cured:
-        return data.situation(trained(seed, data, (64,), steps=300, elliptic=elliptic))
+        return simply(seed, data, (64,), steps=300, elliptic=elliptic)
     aside = replace(data, x=data.x[100:], y=data.y[100:])
     model = trained(seed, aside, (64,), steps=300)
     return data.situation(tempered(model, data.x[:100], data.y[:100]))
@@ -629,7 +616,7 @@ def under_confident(seed: int, cured=False) -> Situation:
     data = loaded("digits", seed, 1000)
     smoothed = nn.CrossEntropyLoss(label_smoothing=0.7)
     if not cured:
-        return data.situation(trained(seed, data, (32,), steps=100, loss_fn=smoothed))
+        return simply(seed, data, (32,), steps=100, loss_fn=smoothed)
     aside = replace(data, x=data.x[200:], y=data.y[200:])
     model = trained(seed, aside, (32,), steps=100, loss_fn=smoothed)
     return data.situation(tempered(model, data.x[:200], data.y[:200]))
@@ -656,7 +643,7 @@ def _elsewhere(seed, draw, here, there, cured, **settings):
     if cured:
         train_rows = tuple(np.concatenate(pair) for pair in zip(train_rows, new, strict=True))
     data = rows(*train_rows, *test_rows)
-    return data.situation(trained(seed, data, (32,), steps=300, **settings))
+    return simply(seed, data, (32,), steps=300, **settings)
 
 
 @sick("shift", metric="rmse", advice="label 100 of the new rows")
@@ -730,7 +717,7 @@ def rare_digit(seed: int, cured=False) -> Situation:
     drop[torch.nonzero(data.y == 8).flatten()[8:]] = True
     data = data.without(drop)
     weights = balanced(data.y) if cured else None
-    return data.situation(trained(seed, data, (32,), steps=60, decay=0.3, weights=weights))
+    return simply(seed, data, (32,), steps=60, decay=0.3, weights=weights)
 
 
 @sick("weak_part", metric="worst group rmse", advice="draw groups equally often")
@@ -758,7 +745,7 @@ def group_with_another_rule(seed: int, cured=False) -> Situation:
     if cured:  # the group becomes an input
         x = np.concatenate([x, odd[:, None]], 1)
     groups = np.where(odd, "night", "day").tolist()
-    data = rows(x[:700], y[:700], x[700:], y[700:])
+    data = split(x, y, 700)
     model = trained(seed, data, (32,), steps=250, decay=0.1)
     return data.situation(model, groups=groups[:700], test_groups=groups[700:])
 
@@ -795,7 +782,7 @@ def shortcut_feature(seed: int, cured=False, elliptic=False) -> Situation:
 
     (x, y), (x_test, y_test) = draw(600, 0.95), draw(1200, 0.1)
     data = rows(x[:, 1:], y, x_test[:, 1:], y_test) if cured else rows(x, y, x_test, y_test)
-    return data.situation(trained(seed, data, (16,), steps=120, decay=0.1, elliptic=elliptic))
+    return simply(seed, data, (16,), steps=120, decay=0.1, elliptic=elliptic)
 
 
 @sick("shortcut", "weak_part", metric="worst group error", advice="draw groups equally often")
@@ -847,8 +834,7 @@ def leaked_rows(seed: int, cured=False) -> Situation:
 
 @sick("inputs", metric="error", advice="standardise the inputs")
 def unscaled_wine(seed: int, cured=False) -> Situation:
-    data = loaded("wine", seed, 110, scale=cured)
-    return data.situation(trained(seed, data, (32,), steps=100, lr=1e-3, decay=0.1))
+    return simply(seed, loaded("wine", seed, 110, scale=cured), (32,), steps=100, lr=1e-3, decay=0.1)
 
 
 @sick("inputs", metric="error", advice="standardise the inputs")
@@ -872,8 +858,7 @@ def constant_feature(seed: int, cured=False) -> Situation:
     x[500:, 3] *= 3
     if cured:
         x = x[:, :3]
-    data = rows(x[:500], y[:500], x[500:], y[500:])
-    return data.situation(trained(seed, data, (32,), steps=250))
+    return simply(seed, split(x, y, 500), (32,), steps=250)
 
 
 @sick("outliers", metric="rmse", advice="remove the far rows")
@@ -881,7 +866,7 @@ def far_rows(seed: int, cured=False) -> Situation:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(1240, 4))
     y = x[:, 0] + np.sin(2 * x[:, 1]) + rng.normal(size=1240) * 0.2
-    data = rows(x[:240], y[:240], x[240:], y[240:])
+    data = split(x, y, 240)
     chosen = torch.from_numpy(rng.choice(240, 12, replace=False))
     data.x[chosen] = torch.tensor(rng.normal(size=(12, 4)) * 40, dtype=torch.float32)  # broken sensors
     if cured:

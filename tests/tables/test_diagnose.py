@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from torch.nn import functional as F
 
 import elliptica
 from elliptica.tables.diagnose import EXPLAINED, JUDGES, diagnose_fitted
-from elliptica.tables.findings import Diagnosis, Finding, Quantity, fine, skipped
-from elliptica.tables.fitted_model import FittedModel, Predictor
+from elliptica.tables.evidence import FittedModel, Predictor, Rows
+from elliptica.tables.findings import Diagnosis, Finding, Quantity, skipped
 from tables.battery import CASES
 
 LOSS = nn.CrossEntropyLoss()
@@ -91,9 +92,9 @@ def test_any_scikit_learn_model_can_be_judged():
     trees = HistGradientBoostingClassifier(max_iter=10, random_state=0).fit(x[:400], y[:400])
     module, rows = Predictor(trees), torch.from_numpy(x)
     np.testing.assert_allclose(module(rows).exp().numpy(), trees.predict_proba(x), rtol=1e-9)
-    held = rows[400:], torch.from_numpy(y[400:])
-    fitted = FittedModel(module, LOSS, rows[:400], torch.from_numpy(y[:400]), test=held, scales_inputs=True)
-    found = diagnose_fitted(fitted)
+    labels = torch.from_numpy(y)
+    parts = {"training": Rows(rows[:400], labels[:400]), "held-out": Rows(rows[400:], labels[400:])}
+    found = diagnose_fitted(FittedModel(module, LOSS, parts, scales_inputs=True))
     assert found.severity != "warning", found
     trees = HistGradientBoostingRegressor(max_iter=5).fit(x[:, 1:], x[:, 0])
     assert Predictor(trees)(torch.from_numpy(x[:, 1:])).shape == (569, 1)
@@ -103,10 +104,10 @@ def test_any_scikit_learn_model_can_be_judged():
 
 
 def test_a_diagnosis_in_words():
-    wrong = Finding("labels", "warning", "Many.", "Check them.", rows=tuple(range(12)), title="Labels")
-    found = Diagnosis(
-        ("40 rows.",), (wrong, fine("inputs", "Alike."), skipped("leak", "no held-out rows")), 40, 40, 0.95, 1
-    )
+    wrong = Finding("warning", "Labels", "Many.", "Check them.", rows=tuple(range(12)), name="labels")
+    alike = Finding("fine", "", "Alike.", name="inputs")
+    blind = replace(skipped("no held-out rows"), name="leak")
+    found = Diagnosis(("40 rows.",), (wrong, alike, blind), 40, 40, 0.95, 1)
     assert found.headline() == "Labels. Not judged without held-out rows: leak."
     assert found.severity == "warning"
     assert found.problems == (wrong,)
@@ -114,7 +115,7 @@ def test_a_diagnosis_in_words():
     assert "Rows are counted from 1, without the header." in text
     assert "training rows 0, 1, 2, 3, 4, 5, 6, 7 and 4 more" in text
     assert "Checked, no problem: inputs." in text
-    calm = Diagnosis(("40 rows.",), (fine("inputs", "Alike."),), 40, 40, 0.95)
+    calm = Diagnosis(("40 rows.",), (alike,), 40, 40, 0.95)
     assert (calm.headline(), calm.severity) == ("Nothing stands out.", "fine")
     assert len(str(calm).splitlines()) <= 10
     assert str(Quantity.share(torch.tensor([True, False, False, False]), 0.95)) == "25.0% (0.6% to 80.6%)"
@@ -143,18 +144,12 @@ def test_a_model_that_draws_or_mixes_rows_is_named():
     assert found.problems[0].title == "Outputs depend on the batch"
 
 
-def test_one_class_among_many_rows():
+def test_constant_targets_divide_by_nothing():
     x, y = separated(80)
-    found = elliptica.diagnose(
-        Function(sure), LOSS, x, y * 0, held_out=(x + 0.1, y), class_names=["no", "yes"]
-    )
-    assert found["prior"].severity == "warning"
-    assert "without a single training row: yes" in found["prior"].sentence
-    assert "e+" not in str(found)  # no number divided by nothing
-
-
-def test_a_constant_target_divides_by_nothing():
-    x, _ = separated(80)
+    names = ["no", "yes"]
+    found = elliptica.diagnose(Function(sure), LOSS, x, y * 0, held_out=(x + 0.1, y), class_names=names)
+    assert found["prior"].title == "Classes that were never trained"
+    assert "e+" not in str(found)
     y = torch.ones(80, 1)
     found = elliptica.diagnose(Function(lambda x: x[:, :1]), nn.MSELoss(), x, y, held_out=(x + 1, y))
     assert "e+" not in str(found)

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import nn
 
-from elliptica.tables import data_findings as data
-from elliptica.tables import model_findings as model_of
-from elliptica.tables.evidence import Evidence, ks_distance
+from elliptica.tables import diagnose as diagnosis
+from elliptica.tables.evidence import Evidence, FittedModel, Rows, sample_by_part
 from elliptica.tables.findings import Quantity
-from elliptica.tables.fitted_model import FittedModel, sample_by_part
 
 
 class Function(nn.Module):
@@ -26,11 +23,17 @@ class Function(nn.Module):
         return self.function(x)
 
 
-def evidence(model, x, y, held=None, loss=None, **more):
+def evidence(model, x, y, held=None, loss=None, groups=(None, None), **names):
     loss = loss or (nn.MSELoss() if y.is_floating_point() else nn.CrossEntropyLoss())
     model = model if isinstance(model, nn.Module) else Function(model)
-    fitted = FittedModel(model, loss, x, y, test=held, **more)
-    return Evidence(fitted, model, fitted.rows(20_000, x.device, torch.Generator()), 0.95)
+    rows = {"training": Rows(x, y, groups[0])}
+    if held is not None:
+        rows["held-out"] = Rows(*held, groups[1])
+    return Evidence(FittedModel(model, loss, rows, **names), 0.95)
+
+
+def judge(name, e):
+    return diagnosis.judge(name, e)[0]
 
 
 def logits(x):
@@ -85,12 +88,6 @@ def test_differences_are_students_and_welchs(generator):
     assert Quantity.mean(a[:1], 0.95).lower == -math.inf
 
 
-def test_the_distance_of_distributions_is_scipys(generator):
-    a, b = torch.randn(80, generator=generator).double(), torch.randn(45, generator=generator).double() + 0.4
-    a[:10] = b[:10]  # ties
-    assert ks_distance(a, b) == pytest.approx(stats.ks_2samp(a.numpy(), b.numpy()).statistic)
-
-
 def test_a_sample_by_part_keeps_small_parts():
     parts = ["a"] * 5000 + ["b"] * 30 + ["c"] * 400
     rows = sample_by_part(parts, 500, torch.Generator().manual_seed(0))
@@ -109,20 +106,19 @@ def test_a_sample_by_part_keeps_small_parts():
 
 
 @pytest.mark.statistical
-def test_suspicion_ranks_wrong_labels_first(generator):
+def test_wrong_labels_are_listed(generator):
     x, y = two_classes(600, generator)
     x[:, 0] += 2 * (2 * y - 1)
     wrong = torch.rand(600, generator=generator) < 0.1
     given = torch.where(wrong, 1 - y, y)
     e = evidence(logits, x, given)
-    assert roc_auc_score(wrong, data.label_suspicion(e)[: len(wrong)]) > 0.98
-    found = data.judge_labels(e)
+    found = judge("labels", e)
     assert found.severity == "look"  # without held-out rows, classes might overlap
     assert np.mean(wrong[list(found.rows)].numpy()) > 0.9
     other, clean = two_classes(300, generator)
     other[:, 0] += 2 * (2 * clean - 1)
-    assert data.judge_labels(evidence(logits, x, given, (other, clean))).severity == "warning"
-    assert data.judge_labels(evidence(logits, x, y)).severity == "fine"
+    assert judge("labels", evidence(logits, x, given, (other, clean))).severity == "warning"
+    assert judge("labels", evidence(logits, x, y)).severity == "fine"
 
 
 @pytest.mark.statistical
@@ -136,24 +132,24 @@ def test_overlapping_classes_are_not_called_wrong(distance, generator):
         x[:, 0] += distance * (y - 0.5)
         best = Function(lambda x: torch.stack([x[:, 0] * 0, distance * x[:, 0]], 1))
         e = evidence(best, x[:500], y[:500], (x[500:], y[500:]))
-        warned += data.judge_labels(e).severity == "warning"
+        warned += judge("labels", e).severity == "warning"
     assert warned <= 1
 
 
 def test_wrong_values_are_listed(generator):
     x = torch.randn(400, 2, generator=generator)
     y = x.sum(1, keepdim=True) + 0.1 * torch.randn(400, 1, generator=generator)
-    assert data.judge_labels(evidence(lambda x: x.sum(1, keepdim=True), x, y)).severity == "fine"
+    assert judge("labels", evidence(lambda x: x.sum(1, keepdim=True), x, y)).severity == "fine"
     y[:20] += 30
     total = Function(lambda x: x.sum(1, keepdim=True))
-    assert data.judge_labels(evidence(total, x, y)).severity == "look"  # rare events, perhaps
+    assert judge("labels", evidence(total, x, y)).severity == "look"  # rare events, perhaps
     other = torch.randn(400, 2, generator=generator)
-    found = data.judge_labels(evidence(total, x, y, (other, other.sum(1, keepdim=True))))
+    found = judge("labels", evidence(total, x, y, (other, other.sum(1, keepdim=True))))
     assert found.severity == "warning"
     assert set(found.rows[:20]) == set(range(20))
     y[:20] -= 30
     y[0] = 1e4
-    found = data.judge_labels(evidence(total, x, y))
+    found = judge("labels", evidence(total, x, y))
     assert (found.title, found.rows[0]) == ("A few target values dwarf all others", 0)
 
 
@@ -163,25 +159,22 @@ def test_wrong_values_are_listed(generator):
 def test_copies_are_told_from_values_in_few_steps(generator):
     few = torch.randint(3, (600, 4), generator=generator).float()  # 81 possible rows
     y = torch.arange(600) % 2
-    assert data.judge_duplicates(evidence(lambda x: x[:, :2], few, y)).severity == "fine"
+    assert judge("duplicates", evidence(lambda x: x[:, :2], few, y)).severity == "fine"
     x = torch.randn(60, 4, generator=generator).repeat(10, 1)
-    found = data.judge_duplicates(evidence(lambda x: x[:, :2], x, y))
+    found = judge("duplicates", evidence(lambda x: x[:, :2], x, y))
     assert found.severity == "warning"
     assert len(found.rows) == 540
     once = torch.randn(600, 4, generator=generator)
-    assert data.judge_duplicates(evidence(lambda x: x[:, :2], once, y)).severity == "fine"
+    assert judge("duplicates", evidence(lambda x: x[:, :2], once, y)).severity == "fine"
 
 
-def test_shared_rows_are_found_and_chance_is_not_blamed(generator):
+def test_shared_rows_are_found(generator):
     x, y = two_classes(300, generator)
     other, labels = two_classes(100, generator)
     other[:20], labels[:20] = x[:20], y[:20]
-    found = data.judge_leak(evidence(logits, x, y, (other, labels)))
+    other[10:20] += 1e-6  # rounded copies, too
+    found = judge("leak", evidence(logits, x, y, (other, labels)))
     assert (found.severity, found.rows_of, set(found.rows)) == ("warning", "held-out", set(range(20)))
-    few = torch.randint(3, (400, 3), generator=generator).float()
-    labels = torch.arange(400) % 2
-    split = evidence(lambda x: x[:, :2], few[:300], labels[:300], (few[300:], labels[300:]))
-    assert data.judge_leak(split).severity == "fine"
 
 
 # ---- what moved
@@ -218,13 +211,13 @@ def test_a_class_that_is_always_wrong_is_weak(generator):
     y = torch.where(torch.arange(400) % 10 == 0, 2, y)
     three = Function(lambda x: torch.cat([logits(x), torch.full((len(x), 1), -50.0)], 1))
     e = evidence(three, x, y, (x, y), class_names=["no", "yes", "rare"])
-    found = model_of.judge_parts(e)
+    found = judge("weak_part", e)
     assert found.severity == "warning"
     assert found.title == "Class rare is predicted badly"
     assert "40 of 400 training rows (10.0%)" in found.sentence
     assert all(y[i] == 2 for i in found.rows)
     even = torch.where(torch.rand(400, generator=generator) < 0.2, 1 - (y > 0).long(), (y > 0).long())
-    assert model_of.judge_parts(evidence(logits, x, even, (x, even))).severity == "fine"
+    assert judge("weak_part", evidence(logits, x, even, (x, even))).severity == "fine"
 
 
 def test_predictions_beyond_the_range_matter_only_if_they_are_wrong(generator):
@@ -232,10 +225,10 @@ def test_predictions_beyond_the_range_matter_only_if_they_are_wrong(generator):
     far = torch.linspace(4, 6, 50)[:, None]
     steep = Function(lambda x: x)
     rightly = evidence(steep, x, x, (torch.cat([x, far]) + 0.001, torch.cat([x, far])))
-    assert model_of.judge_range(rightly).severity == "fine"
-    assert "rightly" in model_of.judge_range(rightly).sentence
+    assert judge("range", rightly).severity == "fine"
+    assert "rightly" in judge("range", rightly).sentence
     wrongly = evidence(steep, x, x, (torch.cat([x, far]) + 0.001, torch.cat([x, far.clamp_max(2)])))
-    found = model_of.judge_range(wrongly)
+    found = judge("range", wrongly)
     assert found.severity == "warning"
     assert set(found.rows) == set(range(300, 350))
 
@@ -245,9 +238,9 @@ def test_confidence_has_two_sides(factor, title, generator):
     x, _ = two_classes(1500, generator)
     y = logits(x).softmax(1).multinomial(1, generator=generator)[:, 0]
     right = evidence(logits, x[:500], y[:500], (x[500:], y[500:]))
-    assert model_of.judge_confidence(right).severity == "fine"
+    assert judge("confidence", right).severity == "fine"
     scaled = evidence(lambda x: factor * logits(x), x[:500], y[:500], (x[500:], y[500:]))
-    found = model_of.judge_confidence(scaled)
+    found = judge("confidence", scaled)
     assert found.title == title
     assert found.numbers["temperature"].value == pytest.approx(factor, rel=0.3)
 
@@ -259,8 +252,8 @@ def test_wild_rows_do_not_decide_about_the_others(generator):
     x[:12] *= 300
     e = evidence(lambda x: x[:, :1], x, y)
     assert float(e.train.losses[:12].sum() / e.train.losses.sum()) > 0.99
-    assert model_of.judge_constant(e).severity == "fine"
-    found = model_of.judge_outliers(e)
+    assert judge("constant", e).severity == "fine"
+    found = judge("outliers", e)
     assert found.severity == "warning"
     assert set(found.rows) == set(range(12))
 
@@ -274,11 +267,11 @@ def test_a_shortcut_is_a_relation_that_turns(generator):
     x = torch.cat([true, cue], 1)
     greedy = Function(lambda x: torch.stack([-x[:, 0] - 3 * x[:, 1], x[:, 0] + 3 * x[:, 1]], 1))
     split = (x[:400], y[:400], (x[400:], y[400:]))
-    found = model_of.judge_shortcut(evidence(greedy, *split, feature_names=["size", "colour"]))
+    found = judge("shortcut", evidence(greedy, *split, feature_names=["size", "colour"]))
     assert found.title == "Shortcut: feature colour"
     assert "reverses" in found.sentence
     modest = Function(lambda x: torch.stack([-x[:, 0], x[:, 0]], 1))  # does not use it
-    assert model_of.judge_shortcut(evidence(modest, *split)).severity == "fine"
+    assert judge("shortcut", evidence(modest, *split)).severity == "fine"
 
 
 def test_one_logit_is_two_classes(generator):
@@ -312,7 +305,7 @@ def test_labels_that_neighbours_cannot_know_are_not_called_wrong(seed):
     x = torch.randn(1100, 10, generator=g)
     y = (x[:, 0] * x[:, 1] > 0).long()
     e = evidence(trained(x[:500], y[:500], 2), x[:500], y[:500], (x[500:], y[500:]))
-    assert data.judge_labels(e).severity != "warning"
+    assert judge("labels", e).severity != "warning"
 
 
 def test_wrong_held_out_labels_are_told_from_overfitting(generator):
@@ -320,12 +313,12 @@ def test_wrong_held_out_labels_are_told_from_overfitting(generator):
     x[:, 0] += 2 * (2 * y - 1)
     flipped = y.clone()
     flipped[500::5] = 1 - y[500::5]
-    found = data.judge_labels(evidence(logits, x[:500], y[:500], (x[500:], flipped[500:])))
+    found = judge("labels", evidence(logits, x[:500], y[:500], (x[500:], flipped[500:])))
     assert (found.title, found.rows_of) == ("Held-out labels look wrong", "held-out")
     assert all(row % 5 == 0 for row in found.rows)
-    reverse = data.judge_label_order(evidence(logits, x[:500], y[:500], (x[500:], 1 - y[500:])))
+    reverse = judge("label_order", evidence(logits, x[:500], y[:500], (x[500:], 1 - y[500:])))
     assert reverse.title == "Held-out labels are in another order"
-    assert data.judge_labels(evidence(logits, x[:500], y[:500], (x[500:], y[500:]))).severity == "fine"
+    assert judge("labels", evidence(logits, x[:500], y[:500], (x[500:], y[500:]))).severity == "fine"
 
 
 def test_targets_in_another_unit(generator):
@@ -333,15 +326,15 @@ def test_targets_in_another_unit(generator):
     y = x[:, :1] + 0.1 * torch.randn(400, 1, generator=generator)
     first = Function(lambda x: x[:, :1])
     same = evidence(first, x[:200], y[:200], (x[200:], y[200:]))
-    assert data.judge_label_order(same).severity == "fine"
+    assert judge("label_order", same).severity == "fine"
     other = evidence(first, x[:200], y[:200], (x[200:], 100 + 25 * y[200:]))
-    found = data.judge_label_order(other)
+    found = judge("label_order", other)
     assert found.title == "Held-out targets are in another unit"
     assert "times the prediction plus 100" in found.sentence
     drifted = evidence(first, x[:200], y[:200], (x[200:] + 4, y[200:]))  # the input moved, not the unit
-    assert data.judge_label_order(drifted).severity == "fine"
+    assert judge("label_order", drifted).severity == "fine"
     useless = evidence(lambda x: 0 * x[:, :1] + x[:, 1:], x[:200], y[:200], (x[200:], y[200:]))
-    assert data.judge_label_order(useless).severity == "fine"
+    assert judge("label_order", useless).severity == "fine"
 
 
 def test_copies_make_no_targets_look_wrong(generator):
@@ -350,7 +343,7 @@ def test_copies_make_no_targets_look_wrong(generator):
     y = x.sum(1, keepdim=True) + 0.2 * torch.randn(len(x), 1, generator=generator)
     e = evidence(lambda x: x.sum(1, keepdim=True), x, y)
     assert len(e.base) == 200
-    assert data.judge_labels(e).severity == "fine"
+    assert judge("labels", e).severity == "fine"
     fresh = torch.randn(200, 2, generator=generator)
     held = evidence(lambda x: x.sum(1, keepdim=True), x, y, (fresh, fresh.sum(1, keepdim=True)))
     assert held.is_farther(held.held_distance).lower < 0.6
@@ -365,7 +358,7 @@ def test_a_feature_that_is_all_the_model_knows(generator):
     )
     x[300:, 0] = x[300:, 0][torch.randperm(300, generator=generator)]
     only = Function(lambda x: torch.stack([-4 * x[:, 0], 4 * x[:, 0]], 1))
-    found = model_of.judge_shortcut(evidence(only, x[:300], y[:300], (x[300:], y[300:])))
+    found = judge("shortcut", evidence(only, x[:300], y[:300], (x[300:], y[300:])))
     assert found.title == "Shortcut: feature 0"
     assert "vanishes" in found.sentence
 
@@ -380,7 +373,7 @@ def test_one_wild_target_does_not_hide_overfitting(generator):
     model = trained(x[:100], y[:100], 1, steps=400)
     y[0] = 1e4
     e = evidence(model, x[:100], y[:100], (x[100:], y[100:]))
-    assert model_of.judge_overfitting(e).severity == "warning"
+    assert judge("overfitting", e).severity == "warning"
 
 
 @pytest.mark.statistical
@@ -392,16 +385,8 @@ def test_equal_rows_by_chance_are_no_leak(d, generator):
         x = (torch.rand(1000, d, generator=generator) < 0.5).float()
         y = (torch.rand(1000, generator=generator) < 0.5).long()
         e = evidence(lambda x: x[:, :2], x[:600], y[:600], (x[600:], y[600:]))
-        warned += data.judge_leak(e).severity == "warning"
+        warned += judge("leak", e).severity == "warning"
     assert warned <= 2  # the limit has a confidence: about 1 in 400 such sets is warned of
-
-
-def test_rounded_copies_are_a_leak(generator):
-    x, y = two_classes(400, generator, d=5)
-    held = torch.cat([x[:40] + 1e-6, torch.randn(160, 5, generator=generator)])
-    found = data.judge_leak(evidence(logits, x, y, (held, (held[:, 0] > 0).long())))
-    assert found.severity == "warning"
-    assert set(found.rows) == set(range(40))
 
 
 @pytest.mark.statistical
@@ -411,10 +396,10 @@ def test_a_weak_but_honest_model_is_not_called_a_constant(generator):
     for _ in range(20):
         x = torch.randn(60, 1, generator=generator)
         y = x + 3 * torch.randn(60, 1, generator=generator)
-        grades.append(model_of.judge_constant(evidence(lambda x: x, x, y)).severity)
+        grades.append(judge("constant", evidence(lambda x: x, x, y)).severity)
     assert grades.count("warning") <= 2
     useless = evidence(lambda x: torch.zeros(len(x), 1) + y.mean(), x, y)
-    assert model_of.judge_constant(useless).severity == "warning"
+    assert judge("constant", useless).severity == "warning"
 
 
 def test_kin_of_one_patient_are_no_underfitting(generator):
@@ -425,7 +410,7 @@ def test_kin_of_one_patient_are_no_underfitting(generator):
     y = x[:, :1] + effect
     e = evidence(lambda x: x[:, :1], x[:300], y[:300], (x[300:], y[300:]))
     assert e.gain_of_neighbours(e.train.take(e.base), e.near[1]).lower > 0.05
-    assert model_of.judge_underfit(e).severity == "fine"
+    assert judge("underfit", e).severity == "fine"
 
 
 def test_rare_classes_of_the_best_model_are_a_trade_off(generator):
@@ -434,9 +419,9 @@ def test_rare_classes_of_the_best_model_are_a_trade_off(generator):
     x[:, 0] += 2 * (y - 0.5)
     best = Function(lambda x: torch.stack([0 * x[:, 0], 2 * x[:, 0] + math.log(1 / 9)], 1))
     split = (x[:1000], y[:1000], (x[1000:], y[1000:]))
-    assert model_of.judge_parts(evidence(best, *split)).severity == "look"
+    assert judge("weak_part", evidence(best, *split)).severity == "look"
     shy = Function(lambda x: torch.stack([0 * x[:, 0], 2 * x[:, 0] - 6], 1))  # gives the class too little
-    assert model_of.judge_parts(evidence(shy, *split)).severity == "warning"
+    assert judge("weak_part", evidence(shy, *split)).severity == "warning"
 
 
 def test_the_best_model_takes_no_shortcut_by_group(generator):
@@ -447,12 +432,12 @@ def test_the_best_model_takes_no_shortcut_by_group(generator):
     x = torch.cat([x, town[:, None].float()], 1)
     prior = Function(lambda x: torch.stack([0 * x[:, 0], 1.5 * x[:, 0] - (1 - x[:, 1]) * math.log(9)], 1))
     names = ["town" if t else "land" for t in town.tolist()]
-    groups = {"groups": names[:1500], "test_groups": names[1500:]}
-    e = evidence(prior, x[:1500], y[:1500], (x[1500:], y[1500:]), **groups)
-    assert model_of.judge_shortcut(e).severity == "fine"
+    groups = names[:1500], names[1500:]
+    e = evidence(prior, x[:1500], y[:1500], (x[1500:], y[1500:]), groups=groups)
+    assert judge("shortcut", e).severity == "fine"
     blind = Function(lambda x: torch.stack([0 * x[:, 0], x[:, 0] * 0.1 + 8 * x[:, 1] - 4], 1))
-    e = evidence(blind, x[:1500], y[:1500], (x[1500:], y[1500:]), **groups)
-    assert model_of.judge_shortcut(e).title == "Shortcut: the group stands for the class"
+    e = evidence(blind, x[:1500], y[:1500], (x[1500:], y[1500:]), groups=groups)
+    assert judge("shortcut", e).title == "Shortcut: the group stands for the class"
 
 
 def test_outputs_in_different_units_count_alike(generator):
@@ -474,13 +459,13 @@ def test_losses_whose_outputs_are_no_predictions(generator):
 
 @pytest.mark.statistical
 def test_features_of_one_law_hardly_ever_move(generator):
-    """Sixty features and sixty tables: the limit allows for all of them."""
+    """Sixty features and ten tables: the limit allows for all of them."""
     moved = 0
-    for _ in range(60):
+    for _ in range(10):
         x = torch.randn(80, 60, generator=generator)
         e = evidence(logits, x[:40], torch.arange(40) % 2, (x[40:], torch.arange(40) % 2))
         moved += len(e.moved_features(e.held.raw))
-    assert moved <= 1
+    assert moved == 0
 
 
 def test_held_out_rows_of_a_class_that_training_lacks_are_not_wrong(generator):
@@ -491,5 +476,5 @@ def test_held_out_rows_of_a_class_that_training_lacks_are_not_wrong(generator):
     places = torch.tensor([[-4.0, 0.0], [4.0, 0.0], [4.5, 0.5]])
     x, held = (places[each] + torch.randn(len(each), 2, generator=generator) for each in (y, other))
     model = Function(lambda x: -torch.cdist(x, places) + torch.tensor([0.0, 0.0, -3.0]))
-    found = data.judge_labels(evidence(model, x, y, (held, other)))
+    found = judge("labels", evidence(model, x, y, (held, other)))
     assert found.title != "Held-out labels look wrong"

@@ -10,8 +10,8 @@ from sklearn import metrics as sk
 from torch import nn
 
 from elliptica.estimators import EllipticRegressor, save
-from elliptica.tables.fitted_model import FittedModel
-from elliptica.tables.model_page import diagnosis_page, model_page, saved_model_page
+from elliptica.tables.diagnose import model_page, saved_model_page
+from elliptica.tables.evidence import FittedModel, Rows
 
 
 def tables(page):
@@ -24,8 +24,8 @@ def test_scores_of_classes_agree_with_scikit_learn(generator):
     y = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
     model, groups = nn.Linear(3, 3), ["a" if value > 0 else "b" for value in x[:, 2]]
     names = ["u", "v", "w"]
-    fitted = FittedModel(model, nn.CrossEntropyLoss(), x, y, name="m", groups=groups, class_names=names)
-    page = model_page(fitted, "title")
+    rows = {"training": Rows(x, y, groups)}
+    page = model_page(FittedModel(model, nn.CrossEntropyLoss(), rows, names), "title")
     guess, found = model(x).argmax(1), tables(page)
     share, limits = found["Scores"]["accuracy"]
     assert float(share.removesuffix(" %")) == pytest.approx(100 * sk.accuracy_score(y, guess), abs=0.05)
@@ -40,6 +40,8 @@ def test_scores_of_classes_agree_with_scikit_learn(generator):
     marks = [section.mark for section in page.sections if section.mark]
     problems = [mark in ("warning", "look") for mark in marks]
     assert problems == sorted(problems, reverse=True)  # first
+    assert any(section.bars for section in page.sections if section.mark)
+    assert any("rows, counted from" in text for section in page.sections for text in section.paragraphs)
 
 
 def test_a_saved_model_is_measured_in_the_units_of_its_table(tmp_path):
@@ -52,21 +54,3 @@ def test_a_saved_model_is_measured_in_the_units_of_its_table(tmp_path):
     rmse = math.sqrt(sk.mean_squared_error(y, network.predict(x)))
     assert float(found["Scores"]["RMSE"][0]) == pytest.approx(rmse, rel=1e-3)
     assert set(found["By group"]) == {"u", "v"}
-
-
-def test_findings_become_sections_with_bars_and_rows(generator):
-    import elliptica
-
-    x = torch.randn(300, 2, generator=generator) + 4 * (torch.arange(300) % 2)[:, None]
-    y = torch.arange(300) % 2
-    model = nn.Linear(2, 2)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[-2.0, -2.0], [2.0, 2.0]]))
-        model.bias.copy_(torch.tensor([8.0, -8.0]))
-    y[:30] = 1 - y[:30]
-    diagnosis = elliptica.diagnose(model, nn.CrossEntropyLoss(), x, y)
-    page = diagnosis_page(diagnosis, "title")
-    assert page.headline == diagnosis.headline()
-    assert [s.mark for s in page.sections] == [f.severity for f in diagnosis.findings]
-    assert any(section.bars for section in page.sections)
-    assert any("rows, counted from" in text for section in page.sections for text in section.paragraphs)

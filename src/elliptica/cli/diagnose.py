@@ -1,10 +1,12 @@
-"""`elliptica diagnose`: findings about a trained model."""
+"""`elliptica diagnose`: findings about a trained model, saved or from the user's code."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,7 +14,10 @@ from elliptica._utils.files import write_atomically
 from elliptica.cli.app import YOUR_DATA, app, check_place, one_of, require_extra
 
 if TYPE_CHECKING:
-    from elliptica.tables.fitted_model import FittedModel
+    from torch import Tensor, nn
+
+    from elliptica.tables.evidence import FittedModel, Rows
+    from elliptica.tables.findings import RowsOf
 
 #: File suffix of a saved model.
 SUFFIX = ".elliptica"
@@ -20,11 +25,6 @@ _PAGE = (".html", ".htm")
 
 #: Losses for a model from the user's code.
 Loss = Literal["auto", "cross-entropy", "mse", "l1", "bce"]
-
-#: Option of every command that takes a model from the user's code.
-Weights = Annotated[
-    Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
-]
 
 
 @app.command(rich_help_panel=YOUR_DATA)
@@ -54,7 +54,9 @@ def diagnose(
     unlabelled: Annotated[
         Path | None, typer.Option(help="Table of rows on which you will use it.", dir_okay=False)
     ] = None,
-    weights: Weights = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
+    ] = None,
     loss: Annotated[
         Loss, one_of(Loss, help="Loss of your code's model; auto: cross-entropy for integers in y, else mse.")
     ] = "auto",
@@ -88,12 +90,10 @@ def diagnose(
         require_extra("tables", "polars", "sklearn", "safetensors")
         fitted = _saved(Path(model), data, target, group, test, unlabelled)
     else:
-        from elliptica.cli.model_source import fitted_from_code
-
         fitted = fitted_from_code(data, model, weights, loss)
-    from elliptica.tables.diagnose import diagnose_fitted
+    from elliptica.tables.diagnose import diagnose_fitted, diagnosis_page
 
-    diagnosis = diagnose_fitted(fitted, first_row=int(is_saved))
+    diagnosis = diagnose_fitted(fitted)
     if out is None:
         for line in diagnosis.text(everything=all_).splitlines():
             colour = {"[warning]": "red", "[look]": "yellow"}.get(line.split(" ")[0])
@@ -101,7 +101,6 @@ def diagnose(
         return
     if out.suffix.lower() in _PAGE:
         from elliptica.report.page import to_html
-        from elliptica.tables.model_page import diagnosis_page
 
         text = to_html(diagnosis_page(diagnosis, f"Diagnosis of {Path(model).name}"))
     else:
@@ -123,3 +122,61 @@ def _saved(
     for notice in dict.fromkeys([*(notice for part in rows for notice in part.notices), *notices]):
         typer.echo(f"- {notice}", err=True)
     return fitted_predictor(rows[0], rows[1] if len(rows) > 1 else None, others)
+
+
+def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) -> FittedModel:
+    """Combine the user's model, ``package.module:name``, with the rows of an ``.npz`` file.
+
+    The file holds ``x`` (rows, *feature) and ``y`` (rows,) or (rows, targets), whole numbers for classes;
+    optional are ``group``, ``x_test``, ``y_test``, ``group_test`` and ``x_unlabelled``. A loss ``"auto"``
+    follows from the targets.
+    """
+    import torch
+    from torch import nn
+
+    from elliptica._utils.files import read_arrays
+    from elliptica.tables.evidence import FittedModel, Rows
+
+    arrays = read_arrays(data)
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise ValueError(f"{data.name} holds only one of x_test and y_test. Save both or neither.")
+    if "x" not in arrays or "y" not in arrays:
+        raise ValueError(f"{data.name} needs arrays x and y. Write numpy.savez(file, x=..., y=...).")
+    if loss == "auto":
+        loss = "mse" if arrays["y"].dtype.kind == "f" else "cross-entropy"
+    losses = {"mse": nn.MSELoss, "l1": nn.L1Loss, "bce": nn.BCEWithLogitsLoss}
+
+    def targets(array: Any) -> Tensor:
+        y = torch.as_tensor(array)
+        if loss != "cross-entropy":
+            return y.float().reshape(len(y), -1)
+        return y.float() if y.is_floating_point() else y.long().reshape(len(y))
+
+    def part(suffix: str) -> Rows:
+        y, group = arrays.get(f"y{suffix}"), arrays.get(f"group{suffix}")
+        return Rows(
+            torch.as_tensor(arrays[f"x{suffix}"]).float(),
+            None if y is None else targets(y),
+            None if group is None else group.tolist(),
+        )
+
+    kinds: dict[str, RowsOf] = {"": "training", "_test": "held-out", "_unlabelled": "unlabelled"}
+    rows = {kind: part(suffix) for suffix, kind in kinds.items() if f"x{suffix}" in arrays}
+    return FittedModel(_load_model(model, weights), losses.get(loss, nn.CrossEntropyLoss)(), rows)
+
+
+def _load_model(source: str, weights: Path | None) -> nn.Module:
+    """Import a module, or call a function that makes one; read its state dict without pickle."""
+    import torch
+    from torch import nn
+
+    module_name, _, name = source.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # where the command was started
+    try:
+        loaded = getattr(importlib.import_module(module_name), name)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded()
+    if weights is not None:
+        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    return model

@@ -84,7 +84,7 @@ def make_page(
     if data is None:
         raise ValueError(f"{source} is no folder; a saved model needs a table: --data table.csv.")
     require_extra("tables", "polars", "sklearn", "skrub")
-    from elliptica.tables.model_page import saved_model_page
+    from elliptica.tables.diagnose import saved_model_page
 
     return saved_model_page(source, data, target, group)
 

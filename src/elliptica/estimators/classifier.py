@@ -16,6 +16,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from elliptica._utils import checks
+from elliptica._utils.statistics import fit_temperature
 from elliptica.estimators.base import EllipticEstimator, check_table, pool, supports_partial_fit
 from elliptica.estimators.points import GROUP_METHODS
 from elliptica.estimators.stacked import Loss
@@ -197,6 +198,12 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         if self.calibrate is not None:
             logits = pool(torch.from_numpy(self._forward(scaled)), "classes").numpy()
             self.temperature_ = fit_temperature(logits, y, weight)
+            if self.temperature_ == 1.0 and logits.shape[1] > 1:
+                warnings.warn(
+                    f"All {len(y)} held-out rows are classified correctly, so they determine no temperature. "
+                    "Hold out more rows with validation_fraction.",
+                    stacklevel=2,
+                )
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         x, labels = check_table(self, X, y, reset=reset, multi_output=True)
@@ -251,51 +258,3 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = self.calibrate is None and self.method not in _ONE_LABEL
         return tags
-
-
-def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | None = None) -> float:
-    """Fit the temperature ``T`` that minimises the negative log-likelihood of ``softmax(logits / T)``.
-
-    The result equals that of scikit-learn's ``CalibratedClassifierCV(method="temperature")``, but for given
-    logits. If every row is classified correctly, the likelihood increases without limit as ``T`` approaches
-    0. Such rows determine no temperature, and the result is 1, with a warning.
-
-    Args:
-        logits: Logits ``(rows, classes)`` of rows that were not trained on.
-        codes: Number of the true class of each row.
-        weight: Weight of each row.
-
-    Returns:
-        The temperature, between ``exp(-10)`` and ``exp(10)``.
-
-    Example:
-        >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
-        >>> temperature = fit_temperature(logits, np.array([0, 0, 1]))
-        >>> bool(np.isclose(2.0 / temperature, np.log(2)))  # two of three rows are of the first class
-        True
-    """
-    rows = np.arange(len(codes))
-    margin = logits - logits[rows, codes][:, None]  # the loss is log(sum(exp(margin / T)))
-    if logits.shape[1] == 1:
-        return 1.0
-    others = margin.copy()
-    others[rows, codes] = -np.inf
-    if (others < 0).all():
-        warnings.warn(
-            f"All {len(codes)} held-out rows are classified correctly, so they determine no temperature and "
-            "probabilities stay unchanged. Hold out more rows with validation_fraction.",
-            stacklevel=2,
-        )
-        return 1.0
-
-    def slope(log_beta: float) -> float:
-        """Return the derivative of the loss by the inverse temperature; it is increasing."""
-        share = torch.from_numpy(margin * np.exp(log_beta)).softmax(1).numpy()
-        return float(np.average((share * margin).sum(axis=1), weights=weight))
-
-    low, high = -10.0, 10.0
-    # the loss is convex in 1 / T, so its slope has one root; 60 halvings reach machine precision
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return float(np.exp(-(low + high) / 2))

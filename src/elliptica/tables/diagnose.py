@@ -1,10 +1,12 @@
-"""`elliptica.diagnose`: find problems of a trained model and its data, and advise what to do."""
+"""`elliptica.diagnose`: find problems of a trained model and its data, advise what to do, make a page."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +15,16 @@ from elliptica._utils import checks
 from elliptica._utils.statistics import check_level
 from elliptica.core.inputs import EllipticWarning, LossFn
 from elliptica.core.targets import TargetSpace
+from elliptica.report.page import Bar, Page, Section
+from elliptica.report.scores import score_classes
 from elliptica.tables import data_findings as data
 from elliptica.tables import model_findings as model_of
-from elliptica.tables.evidence import COMPARABLE, NEIGHBOURS, Evidence
-from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding, skipped
-from elliptica.tables.fitted_model import FittedModel
+from elliptica.tables.evidence import COMPARABLE, NEIGHBOURS, Evidence, FittedModel, Rows
+from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding, Quantity, RowsOf, skipped
+from elliptica.tables.predict import fitted_predictor, read_labelled
 
-Judge = Callable[[Evidence], Finding | list[Finding]]
+#: Returns findings, or a sentence if there is no problem.
+Judge = Callable[[Evidence], Finding | list[Finding] | str]
 
 #: Largest number of rows of each kind to judge; more are sampled by class and group.
 MAX_ROWS = 20_000
@@ -72,12 +77,11 @@ def diagnose(
     unlabelled: Tensor | None = None,
     groups: Tensor | Sequence[Hashable] | None = None,
     held_out_groups: Tensor | Sequence[Hashable] | None = None,
-    class_names: Sequence[Hashable] | None = None,
+    class_names: Sequence[Hashable] = (),
     feature_names: Sequence[str] = (),
     target_space: TargetSpace | None = None,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
-    device: torch.device | str | None = None,
     batch_size: int = 1024,
     max_rows: int = MAX_ROWS,
 ) -> Diagnosis:
@@ -95,12 +99,11 @@ def diagnose(
         unlabelled: Inputs on which you will use the model.
         groups: Group of each training row (hospital, background, ...).
         held_out_groups: Group of each held-out row.
-        class_names: Names of the classes, in the order of the model's outputs. None: 0, 1, ...
+        class_names: Names of the classes, in the order of the model's outputs. Empty: 0, 1, ...
         feature_names: Names of the features of flat inputs. Empty: 0, 1, ...
         target_space: Kind of targets, needed for custom losses: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Confidence level of all limits.
         generator: Source of randomness. None means a generator with seed 0.
-        device: Device on which to evaluate the model, or a copy of it. None means its own.
         batch_size: Rows per call of the model.
         max_rows: Largest number of rows of a kind; of more, a sample by class and group is judged.
 
@@ -114,23 +117,13 @@ def diagnose(
         >>> [finding.title for finding in diagnose(model, nn.MSELoss(), x, x[:, :1]).problems]
         ['No better than a constant', 'The model has not learnt its data']
     """
-    fitted = FittedModel(
-        model,
-        loss_fn,
-        x,
-        y,
-        groups=groups,
-        class_names=class_names,
-        feature_names=feature_names,
-        target_space=target_space,
-        batch_size=batch_size,
-        test=held_out,
-        test_groups=held_out_groups,
-        unlabelled=unlabelled,
-    )
-    return diagnose_fitted(
-        fitted, confidence=confidence, generator=generator, device=device, max_rows=max_rows
-    )
+    rows: dict[RowsOf, Rows] = {"training": Rows(x, y, groups)}
+    if held_out is not None:
+        rows["held-out"] = Rows(*held_out, held_out_groups)
+    if unlabelled is not None:
+        rows["unlabelled"] = Rows(unlabelled)
+    fitted = FittedModel(model, loss_fn, rows, class_names, feature_names, target_space, batch_size)
+    return diagnose_fitted(fitted, confidence=confidence, generator=generator, max_rows=max_rows)
 
 
 def diagnose_fitted(
@@ -138,44 +131,35 @@ def diagnose_fitted(
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
-    device: torch.device | str | None = None,
     max_rows: int = MAX_ROWS,
-    first_row: int = 0,
 ) -> Diagnosis:
-    """Diagnose a model with its rows; arguments are those of `diagnose`.
-
-    ``first_row`` is the number of the first row, for messages.
-    """
+    """Diagnose a model with its rows; arguments are those of `diagnose`."""
     check_level("confidence", confidence)
     checks.count("max_rows", max_rows, 10)
-    source = torch.Generator().manual_seed(0) if generator is None else generator
+    n_given = len(fitted.rows["training"].x)
     places = sorted({p.device for p in fitted.model.parameters() if p.device.type == "cuda"}, key=str)
     with torch.random.fork_rng(devices=places), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
-        model, place = fitted.place(device)
-        rows = fitted.rows(max_rows, place, source)
-        evidence = Evidence(fitted, model, rows, float(confidence))
-        findings = [finding for name in JUDGES for finding in judge(name, evidence)]
-        findings = _explain(evidence, findings)
-        findings = [replace(f, rows=[rows[f.rows_of].numbers[i] for i in f.rows]) for f in findings]
-    if first_row:  # the numbers of a sampled table are not known
-        unknown = {"training"} if fitted.row_numbers is None else set()
-        unknown |= {"held-out"} if fitted.test_row_numbers is None else set()
-        findings = [replace(f, rows=()) if f.rows_of in unknown else f for f in findings]
-    order = [*JUDGES]
-    findings.sort(key=lambda f: (-SEVERITIES.index(f.severity), order.index(f.name)))
-    about = _about(evidence, len(fitted.x))
-    return Diagnosis(about, tuple(findings), len(evidence.train), len(fitted.x), float(confidence), first_row)
+        sampled = fitted.sampled(max_rows, generator or torch.Generator().manual_seed(0))
+        e = Evidence(sampled, float(confidence))
+        findings = _explain(e, [finding for name in JUDGES for finding in judge(name, e)])
+    numbers = {kind: rows.numbers or () for kind, rows in sampled.rows.items()}
+    findings = [
+        replace(f, rows=[numbers[f.rows_of][i] for i in f.rows if numbers[f.rows_of]]) for f in findings
+    ]
+    findings.sort(key=lambda f: (-SEVERITIES.index(f.severity), [*JUDGES].index(f.name)))
+    about = _about(e, n_given)
+    return Diagnosis(about, tuple(findings), len(e.train), n_given, e.confidence, fitted.first_row)
 
 
 def judge(name: str, e: Evidence) -> list[Finding]:
     """Compute one finding, or say why it cannot be judged."""
     function, needs = JUDGES[name]
     reason = e.lacks(*needs)
-    if reason:
-        return [skipped(name, reason)]
-    result = function(e)
-    return result if isinstance(result, list) else [result]
+    result = skipped(reason) if reason else function(e)
+    if isinstance(result, str):
+        result = Finding("fine", "", result)
+    return [replace(f, name=name) for f in (result if isinstance(result, list) else [result])]
 
 
 def _explain(e: Evidence, findings: list[Finding]) -> list[Finding]:
@@ -208,10 +192,10 @@ def _without_suspects(e: Evidence, labels: Finding) -> Evidence:
     """Drop the rows whose targets look wrong, and held-out rows next to them."""
     suspects = torch.tensor(labels.rows)
     if labels.rows_of == "held-out":
-        return Evidence(e.fitted, e.model, e.rows, e.confidence, {"held-out": suspects})
+        return Evidence(e.fitted, e.confidence, {"held-out": suspects})
     suspects = data.suspected_rows(e, suspects)
     beside = torch.isin(e.near_held[1][:, :NEIGHBOURS], suspects).any(1).nonzero().flatten()
-    return Evidence(e.fitted, e.model, e.rows, e.confidence, {"training": suspects, "held-out": beside})
+    return Evidence(e.fitted, e.confidence, {"training": suspects, "held-out": beside})
 
 
 def _about(e: Evidence, n_given: int) -> tuple[str, ...]:
@@ -237,3 +221,84 @@ def _about(e: Evidence, n_given: int) -> tuple[str, ...]:
     if n < FEW_ROWS:
         lines.append(f"There are few rows: below {FEW_ROWS} the limits are rough, and little can be shown.")
     return tuple(lines)
+
+
+# ---- pages
+
+
+def diagnosis_page(diagnosis: Diagnosis, title: str) -> Page:
+    """Build the page of a diagnosis, the most important finding first."""
+    sections = [_finding(finding, diagnosis.first_row) for finding in diagnosis.findings]
+    return Page(title, diagnosis.headline(), diagnosis.about, sections, "diagnosis")
+
+
+def model_page(fitted: FittedModel, title: str, notes: Sequence[str] = ()) -> Page:
+    """Build a page with scores and findings of a model on its test rows, or on its rows if it has none."""
+    page = diagnosis_page(diagnose_fitted(fitted), title)
+    return replace(page, sections=[*_scores(fitted, notes), *page.sections], kind="model")
+
+
+def saved_model_page(file: Path, table: Path, target: str | None = None, group: str | None = None) -> Page:
+    """Build a page with scores and findings of a saved model on the rows of a table."""
+    rows = read_labelled(file, table, target, group=group, max_rows=None)
+    return model_page(fitted_predictor(rows), f"{file.name} on {table.name}", rows.notices)
+
+
+def _finding(finding: Finding, first_row: int) -> Section:
+    shares = {name: quantity for name, quantity in finding.numbers.items() if quantity.kind == "share"}
+    bars = [_bar(label, quantity) for label, quantity in (finding.breakdown or shares).items()]
+    text = [finding.sentence, *([finding.advice] if finding.advice else [])]
+    if finding.rows:
+        more = f" and {len(finding.rows) - 30} more" if len(finding.rows) > 30 else ""
+        shown = ", ".join(map(str, finding.rows[:30]))
+        text.append(f"{finding.rows_of.capitalize()} rows, counted from {first_row}: {shown}{more}.")
+    title = finding.title or finding.name.replace("_", " ")
+    return Section(title, text, bars=bars[:10], mark=finding.severity, folded=not finding.is_problem)
+
+
+def _bar(label: str, quantity: Quantity) -> Bar:
+    low, high = (v if math.isfinite(v) else quantity.value for v in (quantity.lower, quantity.upper))
+    return Bar(label, quantity.value, low, high, str(quantity))
+
+
+def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
+    """Measure a model on its test rows, or on its rows if it has none."""
+    rows = fitted.rows.get("held-out", fitted.rows["training"])
+    y, groups = rows.targets, rows.groups
+    first = next((p for p in fitted.model.parameters() if p.is_floating_point()), rows.x)
+    output = fitted.call(rows.x.to(first)).float().cpu()
+    warning = "If the model was trained on these rows, the scores say nothing about other rows."
+    table, parts = [["measure", "value", "95 % interval"]], {}
+    show = _rmse if y.is_floating_point() else _share
+    if y.is_floating_point():
+        losses = (output - y).square().reshape(len(output), -1).mean(1).double()
+        table.append(["RMSE", *_rmse(losses)])
+    else:
+        losses = (output.argmax(1) == y).double()
+        scores = score_classes(output.softmax(1).double(), y)
+        auroc = "-" if scores["auroc"] is None else f"{100 * scores['auroc']:.1f} %"
+        table += [["accuracy", *_share(losses)], ["area under the ROC curve", auroc, ""]]
+        table.append(["calibration error", f"{100 * scores['calibration']:.1f} %", ""])
+        parts["class"] = {fitted.class_name(k): y == k for k in y.unique().tolist()}
+    if groups is not None:
+        names = [str(group) for group in groups]
+        parts["group"] = {g: torch.tensor([n == g for n in names]) for g in sorted(set(names))}
+    sections = [Section("Scores", [f"{len(y):,} rows. {warning}", *notes], table)]
+    for kind, members in parts.items():
+        lines = [[name, f"{int(own.sum()):,}", *show(losses[own])] for name, own in members.items()]
+        head = [kind, "rows", table[1][0], "95 % interval"]
+        sections.append(Section(f"By {kind}", table=[head, *lines]))
+    return sections
+
+
+def _share(right: Tensor) -> list[str]:
+    """Format the share of right answers with the limits of Clopper and Pearson."""
+    share = Quantity.share(right, 0.95)
+    return [f"{100 * share.value:.1f} %", f"{100 * share.lower:.1f} to {100 * share.upper:.1f}"]
+
+
+def _rmse(squares: Tensor) -> list[str]:
+    """Format the root of a mean square with the roots of Student's interval."""
+    mean = Quantity.mean(squares, 0.95, 0.0)
+    limits = f"{math.sqrt(mean.lower):.4g} to {math.sqrt(mean.upper):.4g}" if mean.n > 1 else ""
+    return [f"{math.sqrt(mean.value):.4g}", limits]

@@ -1,24 +1,28 @@
-"""Evidence for a diagnosis: rows with the model's outputs, errors and neighbours, computed once."""
+"""Evidence for a diagnosis: a model with its rows, their outputs, errors and neighbours, computed once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica._utils.random import stream
+from elliptica._utils import checks
+from elliptica._utils.random import draw_permutation, stream
+from elliptica.core.inputs import LossFn
 from elliptica.core.layers import evaluation_mode
 from elliptica.core.losses import PerSampleLoss
-from elliptica.core.targets import encode_targets
+from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
 from elliptica.tables.findings import NO_HELD_OUT, Quantity, RowsOf
-from elliptica.tables.fitted_model import FittedModel, Rows, sample_by_part
 
 #: Kind of targets: one class per row, one or several numbers, or something else that only has a loss.
 Task = Literal["classes", "values", "other"]
@@ -34,6 +38,119 @@ COMPARABLE = ("targets", "held-out", "ten held-out", "varying targets", "fresh h
 _FEATURES = 512
 #: Largest number of distances to compute, times the number of features.
 _DISTANCES = 2e10
+
+
+class Rows(NamedTuple):
+    """Rows of one kind."""
+
+    x: Tensor
+    y: Tensor | None = None  # None for unlabelled rows
+    groups: Tensor | Sequence[Hashable] | None = None
+    numbers: Sequence[int] | None = None  # in the user's data; None: from 0; empty: unknown
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of labelled rows."""
+        assert self.y is not None
+        return self.y
+
+
+@dataclass(frozen=True, eq=False)
+class FittedModel:
+    """A trained model, its loss, and the rows at which it is judged: the arguments of `elliptica.diagnose`.
+
+    ``scales_inputs`` says that the model scales its inputs itself, so that their units do not matter;
+    ``first_row`` is the number of the user's first row.
+    """
+
+    model: nn.Module
+    loss_fn: LossFn
+    rows: Mapping[RowsOf, Rows]
+    class_names: Sequence[Hashable] = ()
+    feature_names: Sequence[str] = ()
+    target_space: TargetSpace | None = None
+    batch_size: int = 1024
+    scales_inputs: bool = False
+    first_row: int = 0
+
+    @property
+    def space(self) -> TargetSpace:
+        """Space of the targets."""
+        return self.target_space or infer_target_space(self.loss_fn, self.rows["training"].targets)
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class, or its number if it has none."""
+        return str(self.class_names[label] if len(self.class_names) else label)
+
+    def call(self, x: Tensor) -> Tensor:
+        """Evaluate the model in batches, in evaluation mode."""
+        with evaluation_mode(self.model), torch.no_grad():
+            return torch.cat([self.model(part) for part in x.split(self.batch_size)])
+
+    def sampled(self, max_rows: int, generator: torch.Generator) -> FittedModel:
+        """Check the rows, sample them by class and group if there are many, and move them to the model."""
+        shape = self.rows["training"].x.shape
+        place = next((p.device for p in self.model.parameters()), self.rows["training"].x.device)
+        rows: dict[RowsOf, Rows] = {}
+        for kind, (x, y, groups, numbers) in self.rows.items():
+            checks.finite(f"x ({kind} rows)", x)
+            if x.shape[1:] != shape[1:] or len(x) < 1 + (kind == "training"):
+                raise ValueError(f"x ({kind} rows) has shape {tuple(x.shape)}; x has {tuple(shape)}.")
+            for name, column in (("y", y), ("groups", groups)):
+                if column is not None and len(column) != len(x):
+                    raise ValueError(f"{name} ({kind} rows) has {len(column)} entries for {len(x)} rows.")
+            is_label = y is not None and y.ndim == 1 and not y.is_floating_point()
+            labels = y.tolist() if y is not None and is_label else [""] * len(x)
+            names = groups.tolist() if isinstance(groups, Tensor) else groups
+            names = labels if names is None else [str(name) for name in names]
+            kept = torch.arange(len(x))
+            if len(x) > max_rows:
+                kept = sample_by_part(list(zip(labels, names, strict=True)), max_rows, generator, floor=1)
+            rows[kind] = Rows(
+                x.detach()[kept.to(x.device)].to(place),
+                None if y is None else y.detach()[kept.to(y.device)].to(place),
+                None if groups is None else [names[i] for i in kept.tolist()],
+                kept.tolist() if numbers is None else [numbers[i] for i in kept.tolist() if numbers],
+            )
+        return replace(self, rows=rows)
+
+
+def sample_by_part(
+    parts: Sequence[Hashable], n: int, generator: torch.Generator, floor: int = 50
+) -> Int[Tensor, " sample"]:
+    """Draw about ``n`` rows in proportion, but at least ``floor`` of each part if it has them."""
+    rows: dict[Hashable, list[int]] = {}
+    for i, part in enumerate(parts):
+        rows.setdefault(part, []).append(i)
+    least = min(floor, n // len(rows) or 1)
+    chosen = []
+    for members in rows.values():
+        count = min(len(members), max(round(n * len(members) / len(parts)), least))
+        order = draw_permutation(len(members), device=generator.device, generator=generator)
+        chosen += [members[i] for i in order[:count].tolist()]
+    return torch.tensor(sorted(chosen))
+
+
+class Predictor(nn.Module):
+    """A fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
+
+    It has no gradient.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, x: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
+        """Predict."""
+        inputs = x.detach().cpu().double().numpy()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+            if hasattr(self.estimator, "classes_"):
+                outputs = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
+            else:
+                outputs = np.asarray(self.estimator.predict(inputs), float).reshape(len(inputs), -1)
+        return torch.from_numpy(outputs).to(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,23 +187,16 @@ class Evidence:
     mean error of the best constant prediction (of the training rows): 0 is perfect, 1 is a constant.
 
     Args:
-        fitted: The model, its loss and names.
-        model: The same model, on the device of the rows.
-        rows: Training rows, and held-out and unlabelled rows if there are any, by kind.
+        fitted: The model and its rows, as `FittedModel.sampled` returns them.
         confidence: Confidence level of all limits.
         drop: Numbers of rows to leave out, by kind.
     """
 
     def __init__(
-        self,
-        fitted: FittedModel,
-        model: nn.Module,
-        rows: Mapping[RowsOf, Rows],
-        confidence: float,
-        drop: Mapping[RowsOf, Tensor] | None = None,
+        self, fitted: FittedModel, confidence: float, drop: Mapping[RowsOf, Tensor] | None = None
     ) -> None:
-        self.fitted, self.model, self.rows, self.confidence = fitted, model, rows, confidence
-        self.dropped: Mapping[RowsOf, Tensor] = drop or {}
+        self.fitted, self.rows, self.confidence, self.dropped = fitted, fitted.rows, confidence, drop or {}
+        rows = self.rows
         self.task: Task = "other"
         raw = _flat(rows["training"].x)
         self.deviation, self.centre = raw.std(0), raw.mean(0)
@@ -125,37 +235,30 @@ class Evidence:
     def predict(self, raw: Float[Tensor, "rows features"]) -> Tensor:
         """Return probabilities or values at flat rows."""
         like = self.rows["training"].x
-        return self._read(self.call(raw.reshape(len(raw), *like.shape[1:]).to(like)))
-
-    def call(self, x: Tensor) -> Tensor:
-        """Evaluate the model in batches."""
-        with evaluation_mode(self.model), torch.no_grad():
-            return torch.cat([self.model(part) for part in x.split(self.fitted.batch_size)])
+        return self._read(self.fitted.call(raw.reshape(len(raw), *like.shape[1:]).to(like)))
 
     def _sample(self, kind: Literal["training", "held-out"]) -> Sample:
         rows, space = self.rows[kind], self.fitted.space
-        assert rows.y is not None
-        outputs, raw = self.call(rows.x), _flat(rows.x)
+        outputs, raw = self.fitted.call(rows.x), _flat(rows.x)
         n_classes = outputs.shape[1] if space == "simplex" else None
-        target = encode_targets(rows.y, space, num_classes=n_classes, dtype=outputs.dtype)
+        target = encode_targets(rows.targets, space, num_classes=n_classes, dtype=outputs.dtype)
         losses = PerSampleLoss(self.fitted.loss_fn)(outputs, target).detach().cpu().double()
         bad = (~losses.isfinite()).nonzero().flatten().tolist()
         if bad:
             raise ValueError(f"The loss is NaN or infinite at {len(bad)} {kind} rows, e.g. {bad[:5]}.")
         if kind == "training":
             self.task = _task(self.fitted, target, outputs)
-            names = self.fitted.class_names
-            if self.task == "classes" and names is not None and len(names) not in (0, outputs.shape[1]):
-                raise ValueError(f"class_names has {len(names)} names for {outputs.shape[1]} classes.")
+            n_names = len(self.fitted.class_names)
+            if self.task == "classes" and n_names not in (0, outputs.shape[1]):
+                raise ValueError(f"class_names has {n_names} names for {outputs.shape[1]} classes.")
         y = target.cpu().double()
         if self.task == "classes":
             y = (y.flatten() > 0.5).long() if space == "unit" else y.argmax(1)
         else:
             y = y.reshape(len(y), -1) if self.task == "values" else y.new_zeros(len(y), 0)
-        sample = Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, rows.groups)
-        keep = torch.ones(len(sample), dtype=torch.bool).index_fill(
-            0, self.dropped.get(kind, torch.arange(0)), False
-        )
+        groups = None if rows.groups is None else [str(group) for group in rows.groups]
+        sample = Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, groups)
+        keep = ~torch.isin(torch.arange(len(raw)), self.dropped.get(kind, torch.arange(0)))
         return sample.take(keep.nonzero().flatten())
 
     def _read(self, outputs: Tensor) -> Tensor:
@@ -267,12 +370,9 @@ class Evidence:
     def nearest(
         self, x: Float[Tensor, "rows varying"], k: int, *, skip_itself: bool = False
     ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-        """Return distances to the nearest rows of `base`, and their numbers among the training rows.
+        """Return distances to the ``k`` nearest rows of `base`, and their numbers among the training rows.
 
-        Args:
-            x: Scaled inputs.
-            k: How many.
-            skip_itself: Whether ``x`` are the rows of `base`, which must not be their own neighbours.
+        With ``skip_itself``, ``x`` are the rows of `base`, which are not their own neighbours.
         """
         base = self.train.x[self.base]
         k, size = min(k, len(base)), max(1, int(4e6 / len(base)))
@@ -332,8 +432,9 @@ class Evidence:
             return {}
         level = (1 - self.confidence) / 100 / d
         limit = max(MOVED, math.sqrt(-math.log(level / 2) / 2 * (n + m) / (n * m)))
-        distances = {j: ks_distance(train[:, j], other[:, j]) for j in range(0, d, max(1, d // _FEATURES))}
-        moved = {self.feature(j): Quantity.number(v, n + m) for j, v in distances.items() if v > limit}
+        columns = range(0, d, max(1, d // _FEATURES))
+        distances = {j: ks_2samp(train[:, j], other[:, j], method="asymp").statistic for j in columns}
+        moved = {self.feature(j): Quantity.number(float(v), n + m) for j, v in distances.items() if v > limit}
         return dict(sorted(moved.items(), key=lambda item: -item[1].value))
 
     @cached_property
@@ -359,12 +460,9 @@ class Evidence:
         return distance > self.near[0][:, 0].quantile(0.99)
 
 
-def ks_distance(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
-    """Return the largest difference of two distribution functions."""
-    at = torch.cat([a, b]).unique()
-    first = torch.searchsorted(a.sort().values, at, right=True).double() / len(a)
-    second = torch.searchsorted(b.sort().values, at, right=True).double() / len(b)
-    return float((first - second).abs().max())
+def listed(rows: Bool[Tensor, " rows"]) -> list[int]:
+    """Return the numbers of the rows that are marked."""
+    return rows.nonzero().flatten().tolist()
 
 
 def _flat(x: Tensor) -> Float[Tensor, "rows features"]:
@@ -387,7 +485,7 @@ REQUIREMENTS: dict[str, tuple[Callable[[Evidence], bool], str]] = {
     "classes": (lambda e: e.task == "classes", "for classes only"),
     "values": (lambda e: e.task == "values", "for values only"),
     "labels": (
-        lambda e: not (e.fitted.space == "simplex" and e.fitted.y.is_floating_point()),
+        lambda e: not (e.fitted.space == "simplex" and e.rows["training"].targets.is_floating_point()),
         "for labels only, not for class probabilities",
     ),
     "one target": (lambda e: e.train.y.ndim == 1 or e.train.y.shape[1] == 1, "for single target values only"),

@@ -91,29 +91,29 @@ class Finding(Result):
     """One finding about a model and its rows.
 
     Attributes:
-        name: Short, fixed name; docs/diagnose.md lists all of them.
         severity: ``"warning"`` (a problem was shown), ``"look"`` (it may be one), ``"info"`` or ``"fine"``.
+        title: Title of a few words; if empty, the name is shown.
         sentence: The result in plain words.
         advice: What to do about it.
         numbers: The numbers behind the sentence.
         breakdown: The same by class, group, feature or place, the most notable first.
-        computed: False if the finding could not be judged; the sentence then says why.
-        title: Title of a few words; if empty, the name is shown.
         rows: Numbers of rows to look at, the most notable first.
         rows_of: Which rows these are.
+        name: Short, fixed name; docs/diagnose.md lists all of them.
+        computed: False if the finding could not be judged; the sentence then says why.
         explains: Titles of findings that follow from this one and are not listed themselves.
     """
 
-    name: str
     severity: Severity
+    title: str
     sentence: str
     advice: str = ""
     numbers: Mapping[str, Quantity] = field(default_factory=dict)
     breakdown: Mapping[str, Quantity] = field(default_factory=dict)
-    computed: bool = True
-    title: str = ""
     rows: Sequence[int] = ()
     rows_of: RowsOf = "training"
+    name: str = ""
+    computed: bool = True
     explains: Sequence[str] = ()
 
     @property
@@ -137,14 +137,9 @@ class Finding(Result):
         return self.text()
 
 
-def fine(name: str, sentence: str) -> Finding:
-    """Make a finding without a problem."""
-    return Finding(name, "fine", sentence)
-
-
-def skipped(name: str, reason: str) -> Finding:
+def skipped(reason: str) -> Finding:
     """Make a finding that could not be judged, with the reason."""
-    return Finding(name, "fine", f"Not judged: {reason}.", computed=False)
+    return Finding("fine", "", f"Not judged: {reason}.", computed=False)
 
 
 @dataclass(frozen=True)

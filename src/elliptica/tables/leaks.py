@@ -8,13 +8,12 @@ import numpy as np
 import polars as pl
 
 from elliptica._utils.random import stream_seed
+from elliptica._utils.statistics import is_beyond_chance
 
 #: A column that alone explains this share of the target gives it away.
 GIVEN_AWAY = 0.99
 #: Maximum number of rows that are inspected.
 MOST_ROWS = 5_000
-#: Equal rows are copies if there are this many times more of them than independent columns would produce.
-_UNLIKELY = 100.0
 
 
 def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> list[str]:
@@ -96,8 +95,7 @@ class Copies(NamedTuple):
 def find_copies(frame: pl.DataFrame) -> Copies:
     """Number equal rows, and distinguish copies from rows that are equal by chance.
 
-    Rows with a few categories agree by chance. If columns were independent, the share of equal pairs of rows
-    would be the product of the shares of all columns; a hundred times more means copies.
+    Rows with a few categories agree by chance; see `is_beyond_chance`.
 
     Example:
         >>> values = [*range(100), 7]
@@ -109,13 +107,5 @@ def find_copies(frame: pl.DataFrame) -> Copies:
     first = frame.with_row_index(index).select(pl.col(index).first().over(frame.columns))
     block = np.unique(first.to_series().to_numpy(), return_inverse=True)[1]
     n_equal = len(block) - int(block.max()) - 1
-    expected = _UNLIKELY
-    for column in frame.iter_columns():
-        expected *= _share_of_pairs(column.value_counts()[:, 1].to_numpy())
-    return Copies(block, n_equal, n_equal > 0 and _share_of_pairs(np.bincount(block)) < expected)
-
-
-def _share_of_pairs(counts: np.ndarray) -> float:
-    """Return the share of pairs of rows that are equal, given the numbers of equal rows."""
-    counts = counts.astype(float)
-    return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
+    columns = (column.value_counts()[:, 1].to_numpy() for column in frame.iter_columns())
+    return Copies(block, n_equal, n_equal > 0 and not is_beyond_chance(np.bincount(block), columns))

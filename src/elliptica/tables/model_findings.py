@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from itertools import permutations
 
 import torch
@@ -12,8 +13,8 @@ from torch.nn import functional as F
 
 from elliptica._utils.statistics import bonferroni, fit_temperature
 from elliptica.core.layers import evaluation_mode
-from elliptica.tables.evidence import NEIGHBOURS, Evidence, Sample
-from elliptica.tables.findings import Finding, Quantity, RowsOf, Severity, fine, grade, skipped
+from elliptica.tables.evidence import NEIGHBOURS, Evidence, Sample, listed
+from elliptica.tables.findings import Finding, Quantity, RowsOf, Severity, grade, skipped
 
 #: A model that saves less than this share of a constant's error is hardly better.
 HARDLY = 0.1
@@ -36,48 +37,44 @@ CARRIED, MOST_CARRIED, FEW_FAR = 0.3, 0.5, 0.15
 # ---- does it predict?
 
 
-def judge_outputs(e: Evidence) -> Finding:
+def judge_outputs(e: Evidence) -> Finding | str:
     """Evaluate the same rows twice and alone: a model that is random or mixes rows cannot be judged."""
-    x = e.rows["training"].x[:256]
-    with evaluation_mode(e.model), torch.no_grad():
-        first, second = (e.model(x).double() for _ in range(2))
+    x, model, apart = e.rows["training"].x[:256], e.fitted.model, math.inf
+    with evaluation_mode(model), torch.no_grad():
+        first, second = (model(x).double() for _ in range(2))
         size = float(first.abs().max()) or 1.0
         change = float((first - second).abs().max()) / size
-        try:
-            alone = torch.cat([e.model(x[i : i + 1]).double() for i in range(min(3, len(x)))])
-            apart = float((first[: len(alone)] - alone).abs().max()) / size
-        except (ValueError, RuntimeError):  # batch norm without running statistics
-            apart = math.inf
+        with suppress(ValueError, RuntimeError):  # batch norm without running statistics
+            alone = torch.cat([model(row).double() for row in x[:3].split(1)])
+            apart = float((first[:3] - alone).abs().max()) / size
     if change > 1e-4:
         text = f"Two evaluations of the same rows differ by up to {change:.0%} of the largest output."
         advice = "Switch dropout, noise and sampling off in eval mode."
-        return Finding("outputs", "warning", text, advice, title="The model is random in evaluation mode")
+        return Finding("warning", "The model is random in evaluation mode", text, advice)
     if apart > 1e-2:
         text = "A row evaluated alone has another output than in a batch, or none."
         advice = "Let batch norms use running statistics in eval mode (track_running_stats=True)."
-        return Finding("outputs", "warning", text, advice, title="Outputs depend on the batch")
-    return fine("outputs", "The same row has the same output.")
+        return Finding("warning", "Outputs depend on the batch", text, advice)
+    return "The same row has the same output."
 
 
-def judge_constant(e: Evidence) -> Finding:
+def judge_constant(e: Evidence) -> Finding | str:
     """Compare the model with the best constant prediction, row by row, on its own training rows."""
     gains = {s.name: _gain(e, s) for s in (e.train, e.held) if len(s)}
     train = gains["training"]
     # a held-out set alone is judged by `judge_overfitting`
     hardly = all(gain.value < HARDLY for gain in gains.values())
     if (train.lower > 0 or train.value > 0.25) and not hardly:
-        return fine("constant", f"The error at training rows is {1 - train.value:.2f} of a constant's.")
-    what = "class" if e.task == "classes" else "value"
+        return f"The error at training rows is {1 - train.value:.2f} of a constant's."
     compared = "is hardly better" if train.lower > 0 else "is not shown to be better"
     return Finding(
-        "constant",
         "warning" if train.upper < HARDLY else "look",
-        f"The model {compared} than always predicting the same {what}: its error at the training rows is "
+        "No better than a constant",
+        f"The model {compared} than a constant prediction: its error at the training rows is "
         f"{1 - train.value:.2f} ({max(0.0, 1 - train.upper):.2f} to {1 - train.lower:.2f}).",
-        "Check first: are these the inputs, preprocessing and weights of training? Then train longer, with "
-        "less weight decay, at other rates, with shuffled batches.",
+        "Check that inputs, preprocessing and weights are those of training. Then train longer, with less "
+        "weight decay, at other rates, with shuffled batches.",
         {f"error below a constant's, {name} rows": gain for name, gain in gains.items()},
-        title="No better than a constant",
     )
 
 
@@ -93,52 +90,51 @@ def _gain(e: Evidence, sample: Sample) -> Quantity:
     return max(gains, key=lambda gain: gain.value)
 
 
-def judge_underfit(e: Evidence) -> Finding:
+def judge_underfit(e: Evidence) -> Finding | str:
     """Compare the model with the average of nearest neighbours at the training rows."""
     gain = e.neighbours_gain
     severity = grade(gain.lower, UNDERFIT, CLEARLY_UNDERFIT)
     if severity == "fine":
-        return fine("underfit", "Nearest neighbours do not predict clearly better than the model.")
+        return "Nearest neighbours do not predict clearly better than the model."
     return Finding(
-        "underfit",
         severity,
+        "The model has not learnt its data",
         f"The ten nearest neighbours predict better than the model even at its own training rows: their "
         f"error is smaller by {gain.value:.2f}; the model's is {e.error(e.train):.2f}.",
-        "Check that batches are shuffled and inputs standardised. Then train longer, with less weight decay "
-        "or with a larger network. Compare with boosted trees (elliptica compare).",
+        "Shuffle batches and standardise inputs. Then train longer, with less weight decay or with a larger "
+        "network. Compare with boosted trees (elliptica compare).",
         {"error above that of neighbours": gain},
-        title="The model has not learnt its data",
     )
 
 
-def judge_overfitting(e: Evidence) -> Finding:
+def judge_overfitting(e: Evidence) -> Finding | str:
     """Compare the errors of held-out and training rows, where both lie in the same place."""
     if e.is_shifted:
-        return fine("overfitting", "Held-out rows lie elsewhere, so the gap is not overfitting.")
+        return "Held-out rows lie elsewhere, so the gap is not overfitting."
     train, held = e.errors(e.train), e.errors(e.held)
     before, after = (Quantity.mean(errors, e.confidence, 0.0) for errors in (train, held))
     text = f"The error is {before.value:.2f} on training rows and {after.value:.2f} on held-out rows"
     severity = grade(Quantity.difference(held, train, e.confidence).lower, GAP, LARGE_GAP)
     if severity == "fine":
-        return fine("overfitting", f"{text}.")
+        return f"{text}."
     ours, theirs = _parts(e, e.train), _parts(e, e.held)
     names = [n for n in theirs if n in ours and min(int(theirs[n].sum()), int(ours[n].sum())) >= 10]
     level = bonferroni(e.confidence, len(names))
     gaps = {name: Quantity.difference(held[theirs[name]], train[ours[name]], level) for name in names}
     worst = sorted((name for name in gaps if gaps[name].lower > GAP), key=lambda name: -gaps[name].lower)
     where = f" Most in {worst[0]}." if worst else ""
-    advice = "Stop training where the held-out loss is least, and raise weight decay. Then try mixup or "
-    advice += "elliptica.Elliptic, which helped about equally in our tests, and less than early stopping."
+    advice = (
+        "Stop where the held-out loss is least and raise weight decay; mixup or elliptica.Elliptic help less."
+    )
     if e.fitted.scales_inputs:  # a model of scikit-learn or a file
         advice = "Make the model simpler: fewer or shallower trees, a stronger penalty, early stopping."
     return Finding(
-        "overfitting",
         severity,
+        "Overfitting",
         f"{text}, although these lie where the training rows do.{where}",
         f"{advice} More training data helps most.",
         {"training error": before, "held-out error": after},
         {name: gaps[name] for name in worst},
-        title="Overfitting",
         rows=_worst_rows(e),
         rows_of="held-out",
     )
@@ -161,7 +157,7 @@ def _parts(e: Evidence, sample: Sample) -> dict[str, Bool[Tensor, " rows"]]:
 # ---- where does it fail?
 
 
-def judge_parts(e: Evidence) -> Finding:
+def judge_parts(e: Evidence) -> Finding | str:
     """Find the class or group with far more errors than the others."""
     held, train = _parts(e, e.judged), _parts(e, e.train)
     parts: dict[str, tuple[Sample, Tensor]] = {}
@@ -171,40 +167,36 @@ def judge_parts(e: Evidence) -> Finding:
         if rows is not None and 8 <= int(rows.sum()) < len(rows):
             parts[name] = (use, rows)
     if not parts:
-        return skipped("weak_part", "no class or group has eight rows, with other rows to compare")
+        return skipped("no class or group has eight rows, with other rows to compare")
     level = bonferroni(e.confidence, len(parts))
     graded = {name: _grade_part(e, *part, level) for name, part in parts.items()}
     order = {"warning": 2, "look": 1, "fine": 0}
     ranked = sorted(graded, key=lambda name: (order[graded[name][1]], graded[name][0].lower), reverse=True)
     worst, (sample, rows), (error, severity) = ranked[0], parts[ranked[0]], graded[ranked[0]]
     if severity == "fine":
-        return fine("weak_part", "No class or group has far more errors than the others.")
-    size = int(train[worst].sum()) if worst in train else 0
-    if e.task == "classes":
-        wrong = e.is_wrong(sample)
+        return "No class or group has far more errors than the others."
+    wrong, errors = e.is_wrong(sample) if e.task == "classes" else None, e.errors(sample)
+    if wrong is not None:
         others, marked = float(wrong[~rows].double().mean()), rows & wrong
-        text = (
-            f"{int(marked.sum())} of its {int(rows.sum())} {sample.name} rows are wrong ({error.value:.1%})"
-        )
-        text += f", {others:.1%} elsewhere"
+        text = f"{int(marked.sum())} of its {int(rows.sum())} {sample.name} rows are wrong "
+        text += f"({error.value:.1%}), {others:.1%} elsewhere"
     else:
-        others, marked = float(e.errors(sample)[~rows].mean()), rows
+        others, marked = float(errors[~rows].mean()), rows
         text = f"the error there is {error}, {others:.2f} elsewhere"
-    listed = marked.nonzero().flatten()
-    also = sum(grade != "fine" for _, grade in graded.values()) - 1
-    more = f" {also} more stand{'s' if also == 1 else ''} out." if also else ""
+    size = int(train[worst].sum()) if worst in train else 0
+    also = sum(verdict != "fine" for _, verdict in graded.values()) - 1
+    more = f" Others that stand out: {also}." if also else ""
     title = f"{worst[0].upper()}{worst[1:]} is predicted"
     return Finding(
-        "weak_part",
         severity,
+        f"{title} badly",
         f"{title} far worse than the others: {text}. It has {size} of {len(e.train)} training rows "
         f"({size / len(e.train):.1%}).{more}",
-        "If errors there cost more: class weights in the loss, batches balanced by group, or a group method "
-        "(elliptica.baselines: GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help.",
+        "If errors there cost more: weights, balanced batches, or a group method (elliptica.baselines: "
+        "GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help.",
         {"error there": error, "error elsewhere": Quantity.number(others)},
         {name: graded[name][0] for name in ranked[:10]},
-        title=f"{title} badly",
-        rows=listed[e.errors(sample)[listed].argsort(descending=True, stable=True)].tolist(),
+        rows=[i for i in errors.argsort(descending=True, stable=True).tolist() if marked[i]],
         rows_of=sample.name,
     )
 
@@ -246,38 +238,35 @@ def _is_neglected(sample: Sample, c: int, rows: Tensor, level: float) -> bool:
     return missing.lower > 0 and missing.value > 0.1 * float(members.mean())
 
 
-def judge_shortcut(e: Evidence) -> Finding:
+def judge_shortcut(e: Evidence) -> Finding | str:
     """Look for a feature or group that predicts the target in training but not in held-out rows."""
     by_group = _group_shortcut(e) if e.task == "classes" and e.train.groups and e.held.groups else None
     if by_group is not None:
         return by_group
     if len(e.held) < 40 or len(e.varies) > 512:
-        return skipped("shortcut", "at least 40 held-out rows with at most 512 features are needed")
+        return skipped("at least 40 held-out rows with at most 512 features are needed")
     strengths, candidates = _lost_relations(e)
     if len(strengths) > 2 and len(candidates) > 0.5 * len(strengths):
-        return fine("shortcut", "Most features lose their relation to the target, so it is no shortcut.")
+        return "Most features lose their relation to the target, so it is no shortcut."
     error = e.error(e.held)
     gap = error - e.error(e.train)
     best = _best_without(e, candidates, gap)
     strong = [j for j in candidates if strengths[j] > 0.4]
     if best is None and not (strong and gap > LARGE_GAP):
-        return fine("shortcut", "No feature loses its relation to the target in held-out rows.")
+        return "No feature loses its relation to the target in held-out rows."
     j, gain = (strong[0], None) if best is None else best
     effect = "The model knows nothing else: the error does not fall without it."
     if gain is not None:
-        effect = (
-            f"With its median instead, the held-out error falls from {error:.2f} to {error - gain.value:.2f}."
-        )
-    how = "reverses" if candidates[j] < -0.1 else "vanishes"
+        effect = f"With its median instead, the held-out error falls from {error:.2f} to "
+        effect += f"{error - gain.value:.2f}."
+    name, how = e.feature(j), "reverses" if candidates[j] < -0.1 else "vanishes"
     return Finding(
-        "shortcut",
         "warning",
-        f"The model relies on feature {e.feature(j)}, whose relation to the target {how} in held-out rows. "
-        f"{effect}",
-        f"Train again without feature {e.feature(j)}, or on rows in which it does not go with the target. If "
-        "it is made from the target, it is a leak.",
+        f"Shortcut: feature {name}",
+        f"The model relies on feature {name}, whose relation to the target {how} in held-out rows. {effect}",
+        f"Train again without feature {name}, or on rows in which it does not go with the target. If it is "
+        "made from the target, it is a leak.",
         {} if gain is None else {"error saved without it": gain},
-        title=f"Shortcut: feature {e.feature(j)}",
         rows=_worst_rows(e),
         rows_of="held-out",
     )
@@ -292,7 +281,7 @@ def _lost_relations(e: Evidence) -> tuple[dict[int, float], dict[int, float]]:
     ours, other = _relations(e, e.train), _relations(e, e.held)
     edges = torch.tensor([0.01, 0.99], dtype=torch.float64)
     strengths, lost = {}, {}
-    for j in e.varies.nonzero().flatten().tolist():
+    for j in listed(e.varies):
         strength = float(ours[j].square().sum())
         if strength > 0.05:
             strengths[j], kept = strength, float((ours[j] * other[j]).sum()) / strength
@@ -344,16 +333,15 @@ def _group_shortcut(e: Evidence) -> Finding | None:
     c, a, b = max(gaps, key=lambda pair: gaps[pair].lower)
     label, rates = e.fitted.class_name(c), {g: Quantity.share(wrong[cells[c, g]] > 0, level) for g in (a, b)}
     return Finding(
-        "shortcut",
         "warning",
+        "Shortcut: the group stands for the class",
         f"Class {label} is wrong in group {a} ({rates[a]}) and right in group {b} ({rates[b]} wrong), where "
         "it is far more frequent in training. The model uses the group, not the class.",
         "Train so that group and class do not go together: batches balanced by class and group, or a group "
         "method (elliptica.baselines: GroupDRO, LISA).",
         {"errors above": gaps[c, a, b]},
         {f"class {label}, group {g} ({shares[c, g]:.0%} in training)": rate for g, rate in rates.items()},
-        title="Shortcut: the group stands for the class",
-        rows=(cells[c, a] & (wrong > 0)).nonzero().flatten().tolist(),
+        rows=listed(cells[c, a] & (wrong > 0)),
         rows_of="held-out",
     )
 
@@ -361,7 +349,7 @@ def _group_shortcut(e: Evidence) -> Finding | None:
 # ---- far rows, far predictions
 
 
-def judge_outliers(e: Evidence) -> Finding:
+def judge_outliers(e: Evidence) -> Finding | str:
     """Check whether a few rows far from all others carry most of the loss."""
     carried = [(0.0, e.train, torch.zeros(len(e.train), dtype=torch.bool))]
     for sample in (s for s in (e.train, e.held) if len(s)):
@@ -371,21 +359,20 @@ def judge_outliers(e: Evidence) -> Finding:
             carried.append((share, sample, far))
     share, sample, far = max(carried, key=lambda item: item[0])
     if share <= CARRIED:
-        return fine("outliers", f"Rows far from all others carry {share:.0%} of the loss.")
+        return f"Rows far from all others carry {share:.0%} of the loss."
     predicts = False
     if e.task == "values":  # far better than a constant, with unbounded errors
         error, constant = ((sample.y[far] - p).square().sum() for p in (sample.outputs[far], e.constant))
         predicts = float(error) < 0.5 * float(constant)
     rows, mean, rest = far.nonzero().flatten(), sample.losses.mean(), sample.losses[~far].mean()
     return Finding(
-        "outliers",
         grade(share, CARRIED, math.inf if predicts else MOST_CARRIED),
+        "A few far rows carry the loss",
         f"{len(rows)} of {len(sample)} {sample.name} rows lie far from all others and carry {share:.0%} of "
         f"the loss; without them its mean is {float(rest):.3g} instead of {float(mean):.3g}.",
         "Look at these rows: errors of measurement, another unit, or a kind of row that is missing in "
         "training? Remove errors; bound predictions (bounded=True) against wild extrapolation.",
         {"share of the loss": Quantity.number(share, len(rows))},
-        title="A few far rows carry the loss",
         rows=rows[sample.losses[rows].argsort(descending=True)].tolist(),
         rows_of=sample.name,
     )
@@ -403,7 +390,7 @@ def _is_far(e: Evidence, sample: Sample) -> Bool[Tensor, " rows"]:
     return (distance > limit) | (out > 12)
 
 
-def judge_range(e: Evidence) -> Finding:
+def judge_range(e: Evidence) -> Finding | str:
     """Count predictions beyond the range of the training targets, and check whether bounding helps."""
     low, high = e.train.y.min(0).values, e.train.y.max(0).values
     outputs: dict[RowsOf, Tensor] = {"training": e.train.outputs, "held-out": e.held.outputs}
@@ -415,25 +402,24 @@ def judge_range(e: Evidence) -> Finding:
     worst = max(shares, key=lambda kind: shares[kind].value)
     count, n = int((excess[worst] > OUTSIDE).sum()), len(excess[worst])
     if count == 0:
-        return fine("range", "Predictions stay within the range of the training targets.")
+        return "Predictions stay within the range of the training targets."
     text = f"{count} of {n} predictions at {worst} rows leave the range of the training targets"
     f, y = e.held.outputs, e.held.y
     if worst == "held-out" and (f.clamp(low, high) - y).square().mean() >= (f - y).square().mean():
-        return fine("range", f"{text}, rightly.")
+        return f"{text}, rightly."
     return Finding(
-        "range",
         "warning" if worst == "held-out" and count >= max(3, MANY_OUTSIDE * n) else "look",
+        "Predictions leave the range of the targets",
         f"{text} by more than {OUTSIDE:.0%} of it, the farthest by {float(excess[worst].max()):.2g} times.",
         "Bound predictions to the range of the training targets (EllipticRegressor does by default, "
         "bounded=True); for positive, skewed targets learn their logarithm.",
         {f"{kind} rows": share for kind, share in shares.items()},
-        title="Predictions leave the range of the targets",
         rows=excess[worst].argsort(descending=True)[:count].tolist(),
         rows_of=worst,
     )
 
 
-def judge_confidence(e: Evidence) -> Finding:
+def judge_confidence(e: Evidence) -> Finding | str:
     """Find the temperature that fits held-out rows, and the log loss that it would save."""
     logs, y = e.held.outputs.clamp_min(1e-30).log(), e.held.y
     temperature = fit_temperature(logs.numpy(), y.numpy())
@@ -443,16 +429,15 @@ def judge_confidence(e: Evidence) -> Finding:
     much = MUCH_SAVED if temperature > 1 else MUCH_SAVED_BELOW
     severity = grade(saved.value, SAVED, much if saved.lower > SAVED else math.inf)
     if saved.lower <= 0 or severity == "fine":
-        return fine("confidence", f"The mean confidence is {sure:.0%} where {right} are right.")
+        return f"The mean confidence is {sure:.0%} where {right} are right."
     side = "over-confident" if temperature > 1 else "under-confident"
     return Finding(
-        "confidence",
         severity,
+        side.capitalize(),
         f"The model is {side}: at held-out rows its mean confidence is {sure:.0%} where {right} are right. "
         f"Dividing the logits by {temperature:.2g} would lower the log loss by {saved.value:.2g}.",
         "Divide the logits by this temperature, chosen on rows that are not tested "
         '(EllipticClassifier(calibrate="temperature")). It may not hold if the data change.',
         {"temperature": Quantity.number(temperature, len(y)), "log loss saved by it": saved},
         {"mean confidence": Quantity.number(sure, len(y)), "share right": right},
-        title=side.capitalize(),
     )

@@ -6,19 +6,20 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 
 from elliptica._utils.files import replacing
+from elliptica.estimators import load, read_notes
 from elliptica.tables.columns import ISO, Column, read_inputs
+from elliptica.tables.evidence import FittedModel, Predictor, Rows
+from elliptica.tables.findings import RowsOf
 from elliptica.tables.problem import Target
 from elliptica.tables.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.tables.table import Table, TableError, check_column, read_table
-
-if TYPE_CHECKING:
-    from elliptica.tables.fitted_model import FittedModel
 
 MAX_ROWS = 2_000_000
 #: Text that a spreadsheet would run as a formula, unless it is a number.
@@ -157,8 +158,6 @@ class SavedModel:
 
 def load_model(file: Path) -> SavedModel:
     """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
-    from elliptica.estimators import load, read_notes
-
     try:
         model, notes = load(file), read_notes(file)
     except (ValueError, OSError) as error:
@@ -207,6 +206,8 @@ def read_labelled(
         raise TableError(
             f"{table.name} has {len(labels)} rows with a {target!r}, but at least two are needed."
         )
+    if target in (column.name for column in saved.columns(table, used)):
+        raise TableError(f"{target!r} is an input of {saved.name}, not its target. Pass --target COLUMN.")
     inputs, names, notices = saved.read(table, used)
     if lost := len(known) - len(labels):
         notices.insert(0, f"{lost} of {len(known)} rows have no target and are dropped.")
@@ -229,32 +230,30 @@ def fitted_predictor(
 
     ``unlabelled`` are inputs in the form that the model expects.
     """
-    import torch
-
-    from elliptica.tables.fitted_model import FittedModel, Predictor
-
     classes = getattr(rows.network, "classes_", None)
 
-    def tensors(part: LabelledRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def tensors(part: LabelledRows) -> Rows:
         x = torch.tensor(np.asarray(part.inputs), dtype=torch.float64)
         if classes is None:
-            return x, torch.tensor(part.target, dtype=torch.float64)[:, None]
-        return x, torch.from_numpy(np.searchsorted(classes, part.target))
+            y = torch.tensor(part.target, dtype=torch.float64)[:, None]
+        else:
+            y = torch.from_numpy(np.searchsorted(classes, part.target))
+        return Rows(x, y, part.groups, part.numbers or [])
 
+    parts: dict[RowsOf, Rows] = {"training": tensors(rows)}
+    if held_out is not None:
+        parts["held-out"] = tensors(held_out)
+    if unlabelled is not None:
+        numbers = range(1, len(unlabelled) + 1)
+        parts["unlabelled"] = Rows(torch.from_numpy(unlabelled.copy()), numbers=numbers)
     return FittedModel(
         Predictor(rows.network),
         torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
-        *tensors(rows),
-        groups=rows.groups,
-        class_names=None if classes is None else [str(label) for label in classes],
+        parts,
+        class_names=() if classes is None else [str(label) for label in classes],
         feature_names=rows.names,
-        test=None if held_out is None else tensors(held_out),
-        test_groups=None if held_out is None else held_out.groups,
-        unlabelled=None if unlabelled is None else torch.from_numpy(unlabelled.copy()),
-        unlabelled_row_numbers=None if unlabelled is None else range(1, len(unlabelled) + 1),
         scales_inputs=True,
-        row_numbers=rows.numbers,
-        test_row_numbers=None if held_out is None else held_out.numbers,
+        first_row=1,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elliptica._utils.random import stream_seed
-from elliptica.estimators.classifier import fit_temperature
+from elliptica._utils.statistics import fit_temperature
 from elliptica.tables.methods import METHODS, Plan
 from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import TableProblem
