@@ -7,8 +7,16 @@ import shlex
 import polars as pl
 import pytest
 
-from elliptica.tables.columns import Column, find_date, find_number, read_inputs, recognise
-from elliptica.tables.table import Table, TableError, read_table
+from elliptica.tables.table import (
+    Column,
+    Table,
+    TableError,
+    find_date,
+    find_number,
+    read_inputs,
+    read_table,
+    recognise,
+)
 from table_cases import problem_of, rows
 
 N = 200

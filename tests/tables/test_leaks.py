@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.tables.leaks import find_copies, find_giveaways
+from elliptica.tables.problem import find_copies, find_giveaways
 from elliptica.tables.shift import make_shift
 from elliptica.tables.table import BUILT_IN, read_table
 from table_cases import problem_of

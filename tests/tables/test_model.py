@@ -12,8 +12,7 @@ from elliptica.estimators import EllipticClassifier, load, read_notes
 from elliptica.tables import compare, describe_target_rows, fit_model
 from elliptica.tables import model as model_module
 from elliptica.tables.model import final_settings
-from elliptica.tables.protocol import at_temperature
-from elliptica.tables.training import make_model
+from elliptica.tables.training import at_temperature, make_model
 
 
 def test_the_winner_is_saved_whatever_it_is(found, flowers, tmp_path):

@@ -11,8 +11,7 @@ from sklearn.pipeline import Pipeline
 
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, read_notes, save
 from elliptica.tables.comparison import compare
-from elliptica.tables.model import fit_model
-from elliptica.tables.predict import load_model, predict_file, read_labelled
+from elliptica.tables.model import fit_model, load_model, predict_file, read_labelled
 from elliptica.tables.table import TableError
 from table_cases import problem_of
 

@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from compare_cases import PLAN, two_classes
-from elliptica.tables.protocol import (
+from elliptica.tables.shift import make_shift
+from elliptica.tables.training import (
     Predicted,
     Record,
     Trial,
@@ -20,7 +21,6 @@ from elliptica.tables.protocol import (
     ranking,
     validate,
 )
-from elliptica.tables.shift import make_shift
 
 
 @pytest.fixture(scope="module")

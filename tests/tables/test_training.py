@@ -8,12 +8,11 @@ import pytest
 
 from compare_cases import PLAN, prices, quiet, two_classes
 from elliptica.estimators.fit import Fit
-from elliptica.tables import protocol, training
+from elliptica.tables import training
 from elliptica.tables.methods import METHODS, Plan
 from elliptica.tables.model import FinalSettings, fit_pipeline, only_rows
-from elliptica.tables.protocol import prepare
 from elliptica.tables.shift import make_shift
-from elliptica.tables.training import Recipe, fit_models, make_model, run_methods
+from elliptica.tables.training import Recipe, fit_models, make_model, prepare, run_methods
 from table_cases import problem_of
 
 
@@ -114,7 +113,7 @@ def test_worse_trials_are_dropped_after_first_epochs(classes):
 def test_large_tables_are_calibrated_with_the_models_that_are_tested(classes, method, monkeypatch):
     """Their validation rows are not trained on, so the temperature belongs to the tested model itself."""
     seen = []
-    monkeypatch.setattr(protocol, "_temperature", lambda p, y: (seen.append(p), 1.0)[1])
+    monkeypatch.setattr(training, "_temperature", lambda p, y: (seen.append(p), 1.0)[1])
     plan = replace(PLAN, methods=(method,), tuning_rows=40)
     fold = make_shift(classes).folds[0]
     fold = replace(fold, test=fold.validation)  # then predictions of both parts are of the same rows

@@ -144,9 +144,9 @@ def _train(session: Session, console: Console) -> bool:
 
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:
     """Write reports and model of what is finished, and print the result."""
+    from elliptica.tables.comparison import MODEL
     from elliptica.tables.model import describe_target_rows, fit_model
     from elliptica.tables.page import describe_model, describe_rows, facts, write_reports
-    from elliptica.tables.store import MODEL
 
     comparison, said = session.result(), []
     n_folds = count(len(comparison.shift.folds), "fold")

@@ -37,7 +37,7 @@ def predict(
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
     require_extra("tables", "polars", "sklearn", "safetensors")
-    from elliptica.tables.predict import predict_file
+    from elliptica.tables.model import predict_file
     from elliptica.tables.table import TableError
 
     console = Console()

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
+import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
+from elliptica._utils.files import replacing
 from elliptica._utils.random import stream_seed
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, load, read_notes, save
 from elliptica.estimators.fit import Fit
 from elliptica.tables.comparison import Comparison
+from elliptica.tables.fitted_model import FittedModel, Predictor
 from elliptica.tables.methods import JTT, NAMES, REFERENCE, Plan, draw_settings
-from elliptica.tables.problem import TableProblem
-from elliptica.tables.protocol import final_trial
+from elliptica.tables.problem import TableProblem, Target
 from elliptica.tables.shift import final_fold, make_preprocessor
-from elliptica.tables.table import TableError
+from elliptica.tables.table import (
+    ISO,
+    MAX_ROWS,
+    Column,
+    Table,
+    TableError,
+    check_column,
+    read_inputs,
+    read_table,
+)
 from elliptica.tables.training import (
     Recipe,
+    final_trial,
     fit_models,
     make_model,
     training_groups,
@@ -196,3 +211,243 @@ def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows 
         beyond = float(((predicted < low) | (predicted > high)).mean())
     beyond_95, beyond_99 = (float((far > limit).mean()) for limit in limits)
     return TargetRows(len(rows), beyond_95, beyond_99, beyond)
+
+
+#: Most rows that are predicted at once.
+MOST_PREDICTED = 2_000_000
+#: Text that a spreadsheet would run as a formula, unless it is a number.
+_FORMULA = r"^[=+\-@\t\r]"
+
+
+def predict_file(
+    model: str | Path,
+    source: Any,
+    out: str | Path | None = None,
+    *,
+    proba: bool = False,
+    ids: Sequence[str] = (),
+    max_rows: int = MOST_PREDICTED,
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Predict every row of a table, in its order, as ``elliptica predict`` does.
+
+    The table is read in the notation of training, while a pipeline from `elliptica.estimators.load` expects
+    columns that have been read already.
+
+    Args:
+        model: File written by `fit_model` or ``elliptica compare``.
+        source: CSV or Parquet file, or a frame, with the input columns; others are ignored.
+        out: File for the predictions, CSV, or Parquet if its name says so; None writes nothing. In CSV, text
+            that a spreadsheet would run as a formula is prefixed with an apostrophe.
+        proba: Also return the probability of each class.
+        ids: Columns to copy to the predictions, besides the ids of the comparison.
+        max_rows: Maximum number of rows; longer tables raise.
+
+    Returns:
+        The predictions, each with its row number and ids, and notices about the table.
+    """
+    files = [Path(each).resolve() for each in (model, source) if isinstance(each, str | Path)]
+    if out is not None and Path(out).resolve() in files:
+        raise TableError(f"Predictions would overwrite {out}. Choose another --out.")
+    saved = load_model(Path(model))
+    if proba and not hasattr(saved.model, "classes_"):
+        raise TableError("This model predicts numbers, which have no probabilities. Omit --proba.")
+    table = read_table(source, max_rows=max_rows)
+    names = [name for name in saved.notes.get("ids", ()) if name in table.frame.columns]
+    for name in ids:
+        check_column(table, name, "id")
+    copied = [table.frame[name] for name in dict.fromkeys([*names, *ids])]
+    if not any(column.name == "row" for column in copied):
+        copied.insert(0, pl.Series("row", range(1, len(table.frame) + 1), dtype=pl.Int64))
+    inputs, _, notices = saved.read(table, {column.name for column in copied})
+    predictions = [pl.Series("prediction", np.asarray(saved.model.predict(inputs)))]
+    if proba:
+        chances = np.asarray(saved.model.predict_proba(inputs))
+        labels = saved.model.classes_.tolist()
+        predictions += [pl.Series(f"probability of {name}", chances[:, i]) for i, name in enumerate(labels)]
+    if saved.notes.get("predicts") is False:
+        notices.insert(
+            0, "Warning: in the comparison, no method was shown to be better than a constant prediction."
+        )
+    result = pl.DataFrame([*copied, *predictions])
+    if out is not None:
+        with replacing(Path(out).resolve()) as part:
+            if Path(out).suffix.lower() == ".parquet":
+                result.write_parquet(part)
+            else:
+                quote_formulas(result).write_csv(part)
+    return result, (*table.notices, *notices)
+
+
+def quote_formulas(frame: pl.DataFrame) -> pl.DataFrame:
+    """Prefix text that a spreadsheet would run with an apostrophe, in cells and column names.
+
+    Example:
+        >>> frame = pl.DataFrame({"=id": ["=HYPERLINK(1)", "-5", "a", None]})
+        >>> quote_formulas(frame).to_dict(as_series=False)
+        {"'=id": ["'=HYPERLINK(1)", '-5', 'a', None]}
+    """
+    text = pl.col(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
+    risky = text.str.contains(_FORMULA) & text.cast(pl.Float64, strict=False).is_null()
+    quoted = frame.with_columns(pl.when(risky).then("'" + text).otherwise(text).name.keep())
+    return quoted.rename({name: f"'{name}" for name in frame.columns if re.match(_FORMULA, name)})
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model loaded from a file."""
+
+    name: str  # name of the file
+    model: Any  # the estimator without its preprocessing: a network, trees or a linear model
+    preprocessor: Any  # converts a table to the inputs; None: the model was trained on numbers
+    notes: Mapping[str, Any]  # other contents of the file
+
+    def columns(self, table: Table, used: Set[str]) -> list[Column]:
+        """Return how each input is read; ``used`` columns have another use.
+
+        Without notes of a comparison, cells are plain numbers, categories, ISO dates or texts.
+        """
+        if reading := self.notes.get("reading"):
+            return [Column.from_json(each) for each in reading["columns"]]
+        names = getattr(self.preprocessor or self.model, "feature_names_in_", None)
+        if names is None:
+            names = [name for name in table.frame.columns if name not in used]
+        kinds = getattr(self.preprocessor, "kinds_", ["number"] * len(names))
+        return [
+            Column(str(name), kind, format=ISO if kind == "date" else "")
+            for name, kind in zip(names, kinds, strict=True)
+        ]
+
+    def read(self, table: Table, used: Set[str]) -> tuple[Any, list[str], list[str]]:
+        """Convert a table to the inputs of the model; return them, their names, and notices."""
+        columns = self.columns(table, used)
+        inputs, notices = read_inputs(columns, table), []
+        new = {column.name: int(column.is_new(inputs[column.name]).sum()) for column in columns}
+        if most := [name for name in sorted(new, key=lambda name: -new[name]) if new[name]]:
+            shown = ", ".join(f"{name!r} in {new[name]:,} rows" for name in most[:5])
+            notices.append(
+                f"Numbers outside the range of training, or new categories: {shown}. The model was not "
+                "tested there."
+            )
+        unknown = [name for name in table.frame.columns if name not in used and name not in inputs.columns]
+        if unknown:
+            notices.append(f"Columns that the model does not use: {', '.join(map(repr, unknown))}.")
+        if self.preprocessor is not None:
+            names = [str(name) for name in self.preprocessor.get_feature_names_out()]
+            return self.preprocessor.transform(inputs), names, notices
+        has_names = hasattr(self.model, "feature_names_in_")
+        return inputs if has_names else inputs.to_numpy(), inputs.columns, notices
+
+    def goal(self, name: str) -> Target:
+        """Return how the targets of a table are read; ``name`` is their column."""
+        if reading := self.notes.get("reading"):
+            goal = Target.from_json(reading["target"])
+            return replace(goal, column=replace(goal.column, name=name))
+        classes = getattr(self.model, "classes_", None)
+        if classes is None:
+            return Target(Column(name, "number"))
+        column = Column(name, "category", coded=classes.dtype.kind in "iuf")
+        return Target(column, tuple(int(c) if isinstance(c, float) else c for c in classes.tolist()))
+
+
+def load_model(file: Path) -> SavedModel:
+    """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
+    try:
+        model, notes = load(file), read_notes(file)
+    except (ValueError, OSError) as error:
+        raise TableError(f"The model {file} cannot be read: {error}") from error
+    steps = getattr(model, "steps", None)
+    preprocessor = None if steps is None else model[0]
+    return SavedModel(file.name, model if steps is None else model[-1], preprocessor, notes)
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """A saved model, and rows with targets for it."""
+
+    network: Any  # the estimator without its preprocessing: a network, trees or a linear model
+    inputs: Any  # rows in the form that the estimator expects
+    names: list[str]  # names of the inputs
+    target: np.ndarray  # targets of the rows: labels among its classes, or numbers
+    groups: list[str] | None  # group of each row as text, or None
+    notices: tuple[str, ...]  # remarks about how the rows were read
+    numbers: list[int] | None = None  # row numbers in the file, from 1; None for a sample
+
+
+def read_labelled(
+    model: Path,
+    source: Any,
+    target: str | None = None,
+    *,
+    group: str | None = None,
+    max_rows: int | None = MAX_ROWS,
+) -> LabelledRows:
+    """Read a table with targets in the form that a saved model expects; rows without a target are dropped.
+
+    ``target`` is by default the column that the model predicts; ``max_rows`` the size of the random sample of
+    longer tables.
+    """
+    saved = load_model(model)
+    target = target or saved.notes.get("target")
+    if target is None:
+        raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")
+    table = read_table(source, max_rows=max_rows, sample=True)
+    used = {target} if group is None else {target, group}
+    for name in used:
+        check_column(table, name, "target or group")
+    known, labels = saved.goal(target).read(table.frame[target])
+    if len(labels) < 2:
+        raise TableError(
+            f"{table.name} has {len(labels)} rows with a {target!r}, but at least two are needed."
+        )
+    inputs, names, notices = saved.read(table, used)
+    if lost := len(known) - len(labels):
+        notices.insert(0, f"{lost} of {len(known)} rows have no target and are dropped.")
+    groups = None if group is None else table.frame[group].cast(pl.String).fill_null("(missing)")
+    return LabelledRows(
+        saved.model,
+        inputs[np.flatnonzero(known)],
+        names,
+        labels,
+        None if groups is None else groups.filter(pl.Series(known)).to_list(),
+        (*table.notices, *notices),
+        None if table.is_sample else (np.flatnonzero(known) + 1).tolist(),
+    )
+
+
+def fitted_predictor(
+    rows: LabelledRows, held_out: LabelledRows | None = None, unlabelled: np.ndarray | None = None
+) -> FittedModel:
+    """Combine a saved model with rows, predicting as in use: bounded, calibrated, trees as well as networks.
+
+    ``unlabelled`` are inputs in the form that the model expects.
+    """
+    classes = getattr(rows.network, "classes_", None)
+
+    def tensors(part: LabelledRows) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.tensor(np.asarray(part.inputs), dtype=torch.float64)
+        if classes is None:
+            return x, torch.tensor(part.target, dtype=torch.float64)[:, None]
+        return x, torch.from_numpy(np.searchsorted(classes, part.target))
+
+    return FittedModel(
+        Predictor(rows.network),
+        torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
+        *tensors(rows),
+        groups=rows.groups,
+        class_names=None if classes is None else [str(label) for label in classes],
+        feature_names=rows.names,
+        test=None if held_out is None else tensors(held_out),
+        test_groups=None if held_out is None else held_out.groups,
+        unlabelled=None if unlabelled is None else torch.from_numpy(unlabelled.copy()),
+        unlabelled_row_numbers=None if unlabelled is None else range(1, len(unlabelled) + 1),
+        scales_inputs=True,
+        row_numbers=rows.numbers,
+        test_row_numbers=None if held_out is None else held_out.numbers,
+    )
+
+
+def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
+    """Read a table without targets in the form that a saved model expects, with notices about it."""
+    saved, table = load_model(model), read_table(source, max_rows=MOST_PREDICTED)
+    inputs, _, notices = saved.read(table, {str(saved.notes.get("target"))})
+    return np.asarray(inputs, dtype=np.float64), [*table.notices, *notices]

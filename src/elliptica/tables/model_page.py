@@ -17,7 +17,7 @@ from elliptica.report.scores import score_classes
 from elliptica.tables.diagnose import diagnose_fitted
 from elliptica.tables.findings import Diagnosis, Finding, Quantity
 from elliptica.tables.fitted_model import FittedModel
-from elliptica.tables.predict import fitted_predictor, read_labelled
+from elliptica.tables.model import fitted_predictor, read_labelled
 
 #: Bars of a finding, and rows that are listed.
 _BARS, _SHOWN_ROWS = 10, 30

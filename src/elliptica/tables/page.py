@@ -12,11 +12,11 @@ import numpy as np
 from elliptica._utils.text import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
-from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.model import TargetRows
+from elliptica.tables.table import ColumnUse
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20

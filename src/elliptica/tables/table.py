@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -16,7 +20,7 @@ from elliptica._utils.random import stream_seed
 MAX_ROWS = 200_000
 SEPARATORS = (",", ";", "\t", "|")
 #: Text that means "missing", besides empty cells; the last line are errors of spreadsheets.
-MISSING = (
+_GAPS = (
     *("NA", "N/A", "#N/A", "n/a", "#NA", "<NA>", "NaN", "nan", "NaT", "null", "NULL", "?"),
     *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!"),
 )
@@ -104,7 +108,7 @@ def read_table(
     if not len(frame):
         raise TableError(f"{name} has column names but no rows.")
     text = pl.col(pl.String).str.strip_chars()
-    frame = frame.with_columns(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
+    frame = frame.with_columns(pl.when(text.is_in(["", *_GAPS])).then(None).otherwise(text).name.keep())
     notices = (f"A random sample of {max_rows:,} of {n_rows:,} rows is used.",) if is_sample else ()
     return Table(frame, name, notices, is_sample)
 
@@ -211,3 +215,421 @@ def check_column(table: Table, name: str, what: str) -> None:
             f"{table.name} has no column {name!r} for the {what}. Its columns are "
             f"{', '.join(map(repr, names[:12]))}{more}."
         )
+
+
+Kind = Literal["number", "category", "date", "text"]
+Override = Literal["number", "category", "date", "text", "id"]
+
+#: Name of the category of missing values.
+MISSING = "(missing)"
+#: Whole numbers with at most this many values may be classes.
+FEW_VALUES = 20
+#: Number of texts above which a column may be free text.
+MANY_TEXTS = 50
+#: Larger numbers do not fit: their squares overflow.
+LARGEST = 1e100
+
+_EXACT = 2**53  # floats hold all whole numbers below
+_MOST_SEEN = 1000  # categories that are kept to recognise new ones
+_RARE = 5  # `TablePreprocessor` joins categories in fewer rows, and all but the 50 most frequent
+_ID_NAMES = {
+    *("id", "ids", "uuid", "guid", "key", "identifier", "index", "rownames", "unnamed"),
+    *("patient", "subject", "customer", "person", "user", "household"),
+}
+_CODE_NAMES = {
+    *("zip", "zipcode", "postcode", "plz", "code", "class", "pclass", "type", "kind", "category", "cluster"),
+    *("region", "district", "store", "shop", "sector", "state", "country", "county", "city", "department"),
+    *("gender", "race", "species", "occupation", "job"),
+}
+_CURRENCY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CAD|AUD|Rs\.?"
+_UNIT = r'[A-Za-zµμΩ°"][^\d\s]{0,11}[23²³]?'
+_AFFIXES = re.compile(
+    rf"[-+]?\s*(?P<prefix>{_CURRENCY})?\s*[-+]?[\d.,'\s]*\d[.,]?(?:[eE][-+]?\d+)?\s*"
+    rf"(?P<suffix>%|{_CURRENCY}|{_UNIT})?"
+)
+#: Decimal signs and separators of thousands, the likeliest first; the last two are narrow spaces.
+_SEPARATORS = [(d, t) for d, other in (".,", ",.") for t in ("", other, " ", "'", "\u00a0", "\u202f")]
+_WHOLE = r"^(-?(?:0|[1-9]\d*))(?:\.0+)?$"
+_CLOCKS = ("%H:%M", "%H:%M:%S%.f")
+#: Format of dates such as 2006-01-31, 2006-01-31 12:30 and 2006-01-31T12:30:00Z.
+ISO = "ISO 8601"
+_PARTS = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)?\s?(Z|[-+]\d{2}:?\d{2})?$"
+
+
+@dataclass(frozen=True)
+class ColumnUse:
+    """How a column is used, as text."""
+
+    name: str
+    kind: str  # a `Kind`, "unused", or "id": not an input, but copied to predictions
+    detail: str  # what it becomes, e.g. "25 values"
+    hint: str = ""  # option that changes it, if users may want to
+
+
+@dataclass(frozen=True)
+class Column:
+    """The notation of a column in training: the only place where a cell becomes a value.
+
+    Example:
+        >>> price = Column("price", "number", thousands=",", prefix="$")
+        >>> price.read(pl.Series("price", ["$1,200", "-$3.5", ""])).to_list()
+        [1200.0, -3.5, None]
+    """
+
+    name: str
+    kind: Kind
+    decimal: str = "."
+    thousands: str = ""  # separator of thousands, which a cell may omit
+    prefix: str = ""  # currency sign before every number
+    suffix: str = ""  # currency sign, percent sign or unit after every number
+    format: str = ""  # of dates and times of day
+    zone: bool = False  # whether dates have a time zone; they are converted to UTC
+    coded: bool = False  # whether categories are numbers; 1 and 1.0 are the same
+    seen: tuple[Any, ...] = ()  # training's smallest and largest number, or its categories if they are few
+
+    def read(self, cells: pl.Series) -> pl.Series:
+        """Convert cells to Float64, to text, or to dates without a zone.
+
+        Missing numbers and dates are null, missing categories ``"(missing)"``, missing texts empty.
+
+        Raises:
+            TableError: If a cell does not fit the notation; the message names its row, counted from 1.
+        """
+        known = clean(cells)
+        read = {"number": _numbers, "category": _texts, "date": _dates, "text": _texts}[self.kind]
+        empty = known.null_count() == len(known)  # does not reveal its type
+        values = read(known.cast(pl.String) if empty else known, self)
+        odd = (values.is_null() & known.is_not_null()).arg_true()
+        if len(odd):
+            raise TableError(
+                f"Column {self.name!r}, row {odd[0] + 1}: {str(cells[odd[0]])!r:.60} does not fit. Expected "
+                f"{self.words()}. Correct the cell, or leave it empty if the value is missing."
+            )
+        gap = {"category": MISSING, "text": ""}.get(self.kind)
+        return values if gap is None else values.fill_null(gap)
+
+    def words(self) -> str:
+        """Describe the notation of a cell."""
+        if self.kind == "date" or self.format:
+            return f"{self.format} {'with' if self.zone else 'without'} a time zone"
+        if self.kind == "number":
+            return f"a number like {self.prefix}1{self.thousands}234{self.decimal}5{self.suffix}"
+        return "a number" if self.coded else "text"
+
+    def trained(self, values: pl.Series) -> Column:
+        """Remember which values training had."""
+        if self.kind == "number":
+            return dataclasses.replace(self, seen=(values.min(), values.max()))
+        few = self.kind == "category" and values.n_unique() <= _MOST_SEEN
+        return dataclasses.replace(self, seen=tuple(values.unique().sort()) if few else ())
+
+    def is_new(self, values: pl.Series) -> pl.Series:
+        """Mark values that training did not have: outside its range, or a new category."""
+        if not self.seen:
+            return values.is_null() & False
+        known = values.is_between(*self.seen) if self.kind == "number" else values.is_in(self.seen)
+        return ~known.fill_null(True)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Column:
+        """Restore from the fields as JSON stores them."""
+        return cls(**{**state, "seen": tuple(state["seen"])})
+
+
+def clean(cells: pl.Series) -> pl.Series:
+    """Make missing values null (NaN, blank cells) and text plain: categories, true/false, outer spaces."""
+    if cells.dtype.is_float():
+        return cells.fill_nan(None)
+    if cells.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean, pl.Null):
+        return cells
+    text = cells.cast(pl.String).str.strip_chars()
+    text = text.str.replace("(?i)^true$", "true").str.replace("(?i)^false$", "false")
+    return text.set((text == "").fill_null(False), None)
+
+
+# From cells to values; what does not fit becomes null.
+
+
+def _misfit(cells: pl.Series, dtype: Any) -> pl.Series:
+    return pl.Series(cells.name, [None] * len(cells), dtype=dtype)
+
+
+def _numbers(cells: pl.Series, column: Column) -> pl.Series:
+    if column.format and cells.dtype == pl.String:
+        cells = cells.str.to_time(column.format, strict=False)
+    if column.format and cells.dtype == pl.Time:
+        return cells.cast(pl.Int64).cast(pl.Float64) / 3.6e12
+    if cells.dtype == pl.String:
+        values = _parse(cells, column)
+    elif column.format or column.prefix or column.suffix or not cells.dtype.is_numeric():
+        return _misfit(cells, pl.Float64)
+    else:
+        values = cells.cast(pl.Float64)
+    return values.set((values.abs() > LARGEST).fill_null(False), None)
+
+
+def _parse(text: pl.Series, column: Column) -> pl.Series:
+    marks = (column.decimal, column.thousands, column.prefix, column.suffix)
+    if marks == (".", "", "", ""):  # the fast way, for columns that are plain throughout
+        values = text.cast(pl.Float64, strict=False)
+        if values.null_count() == text.null_count() and values.is_finite().all():
+            return values
+    decimal, thousands, prefix, suffix = map(re.escape, marks)
+    digits = rf"[1-9]\d{{0,2}}(?:{thousands}\d{{3}})+|\d+" if thousands else r"\d+"
+    number = rf"(?:{digits})?(?:{decimal}\d*)?(?:[eE][-+]?\d+)?"
+    pattern = rf"^([-+]?)\s*{prefix}\s*([-+]?{number})\s*{suffix}$"
+    plain = text.str.extract(pattern, 1) + text.str.extract(pattern, 2)
+    plain = plain.str.replace_all(column.thousands, "", literal=True) if thousands else plain
+    return plain.str.replace(column.decimal, ".", literal=True).cast(pl.Float64, strict=False)
+
+
+def _texts(cells: pl.Series, column: Column) -> pl.Series:
+    if column.coded:
+        return _canonical(cells)
+    fits = column.kind == "text" or not cells.dtype.is_numeric()
+    return cells.cast(pl.String) if fits else _misfit(cells, pl.String)
+
+
+def _canonical(cells: pl.Series) -> pl.Series:
+    """Write numbers in one way: 1 and 1.0 are the same, and whole numbers keep all their digits."""
+    if cells.dtype.is_float():
+        cells = cells.set((cells.abs() >= _EXACT).fill_null(False), None)  # these have lost digits
+    text = cells.cast(pl.String)
+    return text.str.extract(_WHOLE, 1).fill_null(text.cast(pl.Float64, strict=False).cast(pl.String))
+
+
+def _dates(cells: pl.Series, column: Column) -> pl.Series:
+    if cells.dtype.is_integer() and column.format == "%Y%m%d":
+        cells = cells.cast(pl.String)
+    if cells.dtype == pl.String:
+        cells = _parse_dates(cells, column.format, column.zone)
+    if cells.dtype not in (pl.Date, pl.Datetime) or _has_zone(cells) != column.zone:
+        return _misfit(cells, pl.Datetime("us"))
+    if column.zone:
+        cells = cells.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+    return cells.cast(pl.Datetime("us"))
+
+
+def _parse_dates(text: pl.Series, form: str, zone: bool) -> pl.Series:
+    if form != ISO:
+        return text.str.to_datetime(form, strict=False, time_unit="us")
+    day, time, seconds, offset = (text.str.extract(_PARTS, part) for part in range(1, 5))
+    parts = day + "T" + time.fill_null("00:00") + seconds.fill_null(":00")
+    parts = parts + offset if zone else parts.set(offset.is_not_null(), None)
+    return parts.str.to_datetime(f"%Y-%m-%dT%H:%M:%S%.f{'%#z' * zone}", strict=False, time_unit="us")
+
+
+def is_whole(cells: pl.Series) -> bool:
+    """Return whether all known cells are whole numbers without leading zeros."""
+    return bool(cells.cast(pl.String).str.contains(_WHOLE).all())
+
+
+def _has_zone(cells: pl.Series) -> bool:
+    return getattr(cells.dtype, "time_zone", None) is not None
+
+
+def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float] | None:
+    """Find the notation that fits most texts of a column, and the share of texts that it fits.
+
+    ``comma``: whether other columns of the file have decimal commas, which decides for ``1.234``.
+    """
+    text = cells.drop_nulls().unique(maintain_order=True)
+    like = next((match for cell in text.head(100) if (match := _AFFIXES.fullmatch(cell))), None)
+    if like is None:
+        return None
+    prefix, suffix = (part or "" for part in like.groups())
+    best, most = Column(cells.name, "number"), -1.0
+    for decimal, thousands in sorted(_SEPARATORS, key=lambda pair: comma and pair[0] == "."):
+        column = Column(cells.name, "number", decimal, thousands, prefix, suffix)
+        share = _parse(text, column).count() / len(text)
+        if share > most:
+            best, most = column, share
+        if share == 1:
+            break
+    return best, most
+
+
+def needs_comma(cells: pl.Series) -> bool:
+    """Return whether the numbers of a column can only have decimal commas."""
+    if cells.dtype != pl.String or not cells.str.contains(r"\d,\d").any():
+        return False
+    numbers = find_number(cells)
+    return numbers is not None and numbers[1] == 1 and numbers[0].decimal == ","
+
+
+def find_date(cells: pl.Series) -> Column | None:
+    """Find the notation of a column of dates; None if some cell is not a date in it."""
+    if cells.dtype in (pl.Date, pl.Datetime):
+        return Column(cells.name, "date", format=ISO, zone=_has_zone(cells))
+    text = cells.cast(pl.String).drop_nulls().unique(maintain_order=True)
+    if not text.str.contains(r"\d\D+.*\d|^\d{8}$").all():
+        return None
+    for zone in (False, True):
+        if not _parse_dates(text, ISO, zone).null_count():
+            return Column(cells.name, "date", format=ISO, zone=zone)
+    from skrub import ToDatetime
+    from skrub.core import RejectColumn
+
+    finder = ToDatetime()
+    try:
+        zone = _has_zone(finder.fit_transform(text))
+    except RejectColumn:
+        return None
+    return Column(cells.name, "date", format=str(finder.format_), zone=zone)
+
+
+def as_category(cells: pl.Series) -> Column:
+    """Read a column as categories, exactly as they are written."""
+    return Column(cells.name, "category", coded=cells.dtype.is_numeric() or is_whole(cells))
+
+
+def recognise(
+    cells: pl.Series, *, as_: Override | None = None, comma: bool = False
+) -> tuple[ColumnUse, Column | None]:
+    """Decide how a column is used; the column is None if it is not an input.
+
+    ``as_`` is the kind that the user gave; ``comma`` as in `find_number`.
+    """
+    name, known = cells.name, clean(cells)
+    if as_ == "id":
+        return ColumnUse(name, "id", "identifier, not used"), None
+    if reason := _useless(known):
+        return ColumnUse(name, "unused", reason), None
+    if as_ is None:
+        column, remark = _decide(known, comma)
+    else:
+        column, remark = _override(known, as_, comma), ""
+    if column is None:
+        hint = _change(name, "number" if is_whole(known) else "category")
+        return ColumnUse(name, "id", "identifier, not used", hint), None
+    values = column.read(cells)
+    detail, hint = _describe(column, values, known.null_count())
+    if remark:
+        detail, hint = f"{detail}; {remark}", _change(name, "number")
+    return ColumnUse(name, column.kind, detail, "" if as_ else hint), column.trained(values)
+
+
+def _change(name: str, kind: str) -> str:
+    return f"--as {shlex.quote(f'{name}={kind}')}"
+
+
+def _useless(cells: pl.Series) -> str:
+    if cells.null_count() == len(cells):
+        return "all its values are missing"
+    if not (cells.dtype.is_numeric() or cells.dtype in (pl.String, pl.Date, pl.Datetime, pl.Time)):
+        return f"it is of type {cells.dtype}; convert it to numbers, dates or categories"
+    return f"it is {cells[0]!r} in all rows" if cells.n_unique() == 1 else ""
+
+
+def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, str]:
+    """Apply the rules of the module; return the column (None: an identifier) and a remark."""
+    name = cells.name
+    if cells.dtype == pl.Time:
+        return Column(name, "number", format=_CLOCKS[1]), ""
+    if cells.dtype in (pl.Date, pl.Datetime):
+        return find_date(cells), ""
+    if cells.dtype != pl.String:
+        return _decide_whole(cells, Column(name, "number")), ""
+    if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
+        return (None if _is_distinct(cells) else Column(name, "category")), ""
+    for clock in (Column(name, "number", format=form) for form in _CLOCKS):
+        if ":" in cells.drop_nulls()[0] and _numbers(cells, clock).null_count() == cells.null_count():
+            return clock, ""
+    numbers = find_number(cells, comma=comma)
+    if numbers is not None and numbers[1] == 1:
+        return _decide_whole(cells, numbers[0]), ""
+    date = find_date(cells)
+    return _decide_text(cells, numbers) if date is None else (date, "")
+
+
+def _is_distinct(cells: pl.Series) -> bool:
+    """Return whether nearly every row has a value of its own."""
+    return cells.drop_nulls().n_unique() >= 0.95 * cells.count()
+
+
+def _decide_whole(cells: pl.Series, column: Column) -> Column | None:
+    """Tell identifiers (None), categories and dates from numbers, among whole numbers."""
+    if not is_whole(cells):
+        return column
+    whole = _canonical(cells).drop_nulls()
+    numbers, n_values, distinct = whole.cast(pl.Float64), whole.n_unique(), _is_distinct(cells)
+    category = as_category(cells)
+    if float(numbers.abs().max()) >= _EXACT:  # type: ignore[arg-type]
+        return None if distinct else category
+    counts = len(numbers) == len(cells) and bool((numbers.diff()[1:] == 1).all())
+    if counts and not cells.dtype.is_float():
+        return None
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", cells.name)]
+    if not cells.name or _ID_NAMES.intersection(words[-1:]):
+        return None if n_values > MANY_TEXTS or distinct else category
+    if n_values > 2 and _CODE_NAMES.intersection(words) and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
+        return category
+    days = numbers.is_between(19_000_101, 21_001_231).all() and _parse_dates(whole, "%Y%m%d", False)
+    return column if days is False or days.null_count() else Column(cells.name, "date", format="%Y%m%d")
+
+
+def _decide_text(cells: pl.Series, numbers: tuple[Column, float] | None) -> tuple[Column | None, str]:
+    known, remark = cells.drop_nulls(), ""
+    n_values = known.n_unique()
+    if numbers is not None and numbers[1] >= 0.5 and n_values > FEW_VALUES:
+        odd = known.filter(_parse(known, numbers[0]).is_null())[0]
+        remark = f"not numbers, because {odd!r:.40} is not {numbers[0].words()}"
+    worded = float(known.str.split(" ").list.len().mean()) >= 3  # type: ignore[arg-type]
+    if _is_distinct(cells) and not worded and not remark:
+        return None, ""
+    is_text = n_values > MANY_TEXTS and (worded or n_values > 0.2 * len(known))
+    return Column(cells.name, "text" if is_text else "category"), remark
+
+
+def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
+    """Apply the user's kind."""
+    if as_ == "category":
+        return as_category(cells)
+    if as_ == "text":
+        return Column(cells.name, "text")
+    if as_ == "number" and cells.dtype != pl.String:
+        return Column(cells.name, "number", format=_CLOCKS[1] if cells.dtype == pl.Time else "")
+    numbers = find_number(cells, comma=comma) if as_ == "number" else None
+    column = find_date(cells) if as_ == "date" else numbers and numbers[0]
+    if column is None:
+        raise TableError(f"Column {cells.name!r} cannot be read as {as_}: its cells have no common notation.")
+    return column
+
+
+def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, str]:
+    """Return what the table of columns says, and the option that would change it."""
+    counts = values.value_counts()["count"]
+    n_frequent = int((counts >= _RARE).sum())
+    n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
+    is_category, sign = column.kind == "category", column.prefix or column.suffix
+    parts = {
+        f"in {'percent' if sign == '%' else sign}": bool(sign),
+        f"thousands separated by {column.thousands!r}": bool(column.thousands),
+        "hours of the day": column.kind == "number" and bool(column.format),
+        "written month/day": column.format.startswith("%m/%d"),
+        "written day/month": column.format.startswith("%d/%m"),
+        "with a time zone": column.zone,
+        f"{len(counts):,} values": is_category,
+        f"the {n_rare:,} rarest as one": is_category and n_rare > 1,
+        "numbers read as codes": column.coded,
+        f"free text, {len(counts):,} distinct texts": column.kind == "text",
+        f"{n_missing:,} missing": n_missing > 0,
+    }
+    changes = {
+        "number": column.coded,
+        "category": re.fullmatch(_UNIT, column.suffix),
+        "text": is_category and n_rare > 1,
+        "id": column.kind == "text",
+    }
+    hint = next((_change(column.name, kind) for kind, may in changes.items() if may), "")
+    return ", ".join(part for part, applies in parts.items() if applies), hint
+
+
+def read_inputs(columns: Sequence[Column], table: Table) -> pl.DataFrame:
+    """Read the inputs of a table in the notation of training; raise if a column or a cell does not fit."""
+    for column in columns:
+        check_column(table, column.name, "input")
+    try:
+        return pl.DataFrame([column.read(table.frame[column.name]) for column in columns])
+    except TableError as error:
+        raise TableError(f"{table.name}: {error}") from None
