@@ -44,10 +44,9 @@ def column_of(cells, name="c", **options):
         (["$1,200", "-$3", "$ 4.5"], [1200, -3, 4.5]),
         (["1.200,50 €", "3 €"], [1200.5, 3]),
         (["12%", "3.5 %"], [12, 3.5]),
-        (["1e3", "2.5e-1", "+.5", "7."], [1000, 0.25, 0.5, 7]),
         (["104,62 m²", "80 m²", "1.204,5 m²"], [104.62, 80, 1204.5]),
-        (["-3.5 °C", "12°C"], [-3.5, 12]),
         (["90 km/h", "1,204 km/h"], [90, 1204]),
+        (["1e3", "2.5e-1", "+.5", "7."], [1000, 0.25, 0.5, 7]),
     ],
 )
 def test_numbers_in_one_notation(cells, numbers):
@@ -119,7 +118,6 @@ def test_time_zones_are_converted_to_utc():
         ("day", [20060101 + i % 28 for i in range(N)], "date", ""),
         ("ok", [True, False] * 100, "category", ""),
         ("ok", ["True", "FALSE"] * 100, "category", ""),
-        ("opens", ["8:30", "17:05"] * 100, "number", ""),
         ("one", [7] * N, "unused", ""),
         ("none", [None] * N, "unused", ""),
         ("lists", [[1], [2]] * 100, "unused", ""),
@@ -211,7 +209,6 @@ def test_another_table_is_read_alike(tmp_path):
 @pytest.mark.parametrize(
     ("trained", "cells"),
     [
-        pytest.param(["8:30", "17:05"], ["9:15", "11:30 PM"], id="S1 clock"),
         pytest.param(["2006-01-31T12:30Z", "2006-02-01T12:30Z"], ["2006-01-31T12:30"], id="S6 no zone"),
         pytest.param(["2006-01-31T12:30", "2006-02-01T12:30"], ["2006-01-31T12:30Z"], id="S6 zone"),
         pytest.param(["5%", "7%"], ["0.05"], id="S7 share"),

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-import polars as pl
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from elliptica.estimators import EllipticClassifier, load, read_notes
-from elliptica.tables import compare, describe_target_rows, fit_model
+from elliptica.tables import fit_model
 from elliptica.tables import model as model_module
 from elliptica.tables.model import final_settings
 from elliptica.tables.training import at_temperature, make_model
@@ -49,25 +48,6 @@ def test_the_linear_model_is_that_of_scaled_inputs(heights):
     expected = Ridge(alpha=final.settings["penalty"]).fit(x, y).predict(x)
     expected = np.exp(expected) if final.log_target else expected
     assert model.predict(heights.problem.features) == pytest.approx(expected)
-
-
-def test_unlabelled_rows_are_measured_by_their_distance(flowers, tiny):
-    frame = flowers.drop("kind", "colour", "site").drop_nulls()
-    near = frame.drop("height").with_columns(pl.col("size") + 1e-3)
-    far = near.with_columns(pl.col("size") + 100.0)
-    shares = []
-    for rows in (near, far):
-        result = compare(frame, "height", methods=["linear"], target_rows=rows, bounded=True, **tiny)
-        model = fit_model(result, method="linear")
-        shares.append(describe_target_rows(result, model))
-    assert shares[0].rows == len(near)
-    assert shares[0].beyond_99 <= shares[0].beyond_95 < 0.1
-    assert shares[0].beyond_range < 0.1
-    assert (shares[1].beyond_95, shares[1].beyond_99, shares[1].beyond_range) == (1.0, 1.0, 1.0)
-    assert (
-        describe_target_rows(replace(result, problem=replace(result.problem, target_rows=None)), model)
-        is None
-    )
 
 
 @pytest.fixture

@@ -36,10 +36,10 @@ def test_every_column_is_listed_with_its_use():
         g=["u", "v"] * 30,
         who=range(60),
     )
-    problem = problem_of(frame, group="g", split_by="site", ids=["who"])
+    problem = problem_of(frame, group="g", split_by="site", as_={"who": "id"})
     assert problem.kind_of == {"x": "number", "date": "date", "half": "category"}
     assert problem.features.dtypes == [pl.Float64, pl.Datetime("us"), pl.String]
-    assert problem.ids == ("who", "key")
+    assert set(problem.ids) == {"who", "key"}
     uses = {use.name: (use.kind, use.hint) for use in problem.columns}
     assert uses == {
         "x": ("number", ""),
@@ -48,10 +48,10 @@ def test_every_column_is_listed_with_its_use():
         "date": ("date", ""),
         "half": ("category", ""),
         "site": ("unused", ""),
-        "g": ("unused", "--set group_as_input=true"),
+        "g": ("unused", ""),
         "who": ("id", ""),
     }
-    both = problem_of(frame, group="g", group_as_input=True, as_={"key": "category", "half": "id"})
+    both = problem_of(frame, as_={"key": "category", "half": "id"})
     assert both.kind_of["g"] == both.kind_of["key"] == "category"
     assert "half" in both.ids
 
@@ -64,14 +64,12 @@ def test_every_column_is_listed_with_its_use():
         ("y", {"group": "site"}, "'site'"),
         ("y", {"split_by": "site"}, "'site'"),
         ("y", {"time": "site"}, "'site'"),
-        ("y", {"ids": ["site"]}, "'site'"),
+        ("y", {"as_": {"site": "id"}}, "'site'"),
         ("y", {"as_": {"site": "number"}}, "'site'"),
         ("y", {"group": "y"}, "'y'"),
-        ("y", {"ids": ["y"]}, "'y'"),
+        ("y", {"as_": {"y": "id"}}, "'y'"),
         ("y", {"as_": {"y": "number"}}, "'y'"),
         ("y", {"as_": {"x": "numbr"}}, "numbr"),
-        ("y", {"group_as_input": True}, "group_as_input"),
-        ("y", {"group": "x", "group_as_input": True, "ids": ["x"]}, "group_as_input"),
         ("y", {"as_": {"x": "id"}}, "'y'"),  # nothing is left to predict from
     ],
 )
@@ -226,9 +224,7 @@ def test_rows_of_a_test_file_follow_and_are_read_alike():
     assert problem.times.tolist()[60:] == sorted(problem.times.tolist()[60:])
     labels = [label for label in test.frame["y"].to_list() if label]
     assert problem.target.tolist()[60:] == labels[::-1]
-    wanted = Table(pl.DataFrame({"c": ["u", None], "x": ["1.5", ""], "other": [1, 2]}), "new.csv")
-    problem = problem_of(rows(90, c=["u", "v", None] * 30, y=["a", "b", None] * 30), target_rows=wanted)
-    assert problem.target_rows.rows() == [(1.5, "u"), (None, "(missing)")]
+    problem = problem_of(rows(90, c=["u", "v", None] * 30, y=["a", "b", None] * 30))
     assert len(problem.target) == len(problem.features) == 60
 
 

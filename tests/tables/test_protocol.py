@@ -10,13 +10,12 @@ import pytest
 from compare_cases import PLAN, two_classes
 from elliptica.tables.shift import make_shift
 from elliptica.tables.training import (
-    Predicted,
     Record,
     Trial,
+    _temperature,
     at_temperature,
     best_trials,
     final_trial,
-    make_record,
     prepare,
     ranking,
     validate,
@@ -43,7 +42,7 @@ def test_preprocessing_sees_training_rows_only(classes, rows):
 def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):
     fold = rows.fold
     large = prepare(classes, fold, replace(PLAN, tuning_rows=30))
-    assert large.counts == {"fit": 30, "validation": 30, "train": 90, "test": 30}
+    assert (len(large.fit), len(large.validation), len(large.train)) == (30, 30, 90)
     assert set(large.fit) <= set(fold.fit)
     assert np.array_equal(large.train, fold.fit)  # the validation rows choose the last length, too
     assert np.array_equal(large.stop, fold.validation)
@@ -51,7 +50,7 @@ def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):
     assert np.array_equal(rows.train, fold.train)
 
 
-def test_temperatures(classes, rows):
+def test_temperatures(rows):
     sure = np.tile([[0.99, 0.01]], (30, 1))
     assert at_temperature(sure, 1.0) == pytest.approx(sure)
     assert at_temperature(sure, 1e9)[0] == pytest.approx([0.5, 0.5])
@@ -59,14 +58,9 @@ def test_temperatures(classes, rows):
     wrong = right.copy()
     wrong[:6] = 1 - wrong[:6]  # a fifth is wrong with 99 % confidence
 
-    def record(validation):
-        predicted = Predicted(sure, np.empty(0))
-        given = {"validation": validation, "predicted": predicted, "length": 1, "seconds": 0.0}
-        return make_record(classes, rows, "erm", [], 0, **given)
-
-    assert record(wrong).final()[0] == pytest.approx([0.8, 0.2], abs=1e-3)
-    assert record(right).temperature == 1.0  # no minimum exists
-    assert record(right).final() == pytest.approx(sure)
+    labels = rows.y[rows.validation]
+    assert at_temperature(sure, _temperature(wrong, labels))[0] == pytest.approx([0.8, 0.2], abs=1e-3)
+    assert _temperature(right, labels) == 1.0  # no minimum exists
 
 
 def trial(value, **changes):

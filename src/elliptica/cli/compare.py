@@ -75,7 +75,7 @@ def compare(
         _option(
             _EFFORT,
             "Other settings: folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, "
-            "bounded, target_rows, group_as_input. Repeatable.",
+            "bounded. Repeatable.",
             "--set",
             metavar="NAME=VALUE",
         ),
@@ -145,10 +145,10 @@ def _train(session: Session, console: Console) -> bool:
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:
     """Write reports and model of what is finished, and print the result."""
     from elliptica.tables.comparison import MODEL
-    from elliptica.tables.model import describe_target_rows, fit_model
-    from elliptica.tables.page import describe_model, describe_rows, facts, write_reports
+    from elliptica.tables.model import fit_model
+    from elliptica.tables.page import describe_model, facts, write_reports
 
-    comparison, said = session.result(), []
+    comparison = session.result()
     n_folds = count(len(comparison.shift.folds), "fold")
     done = f"{len(comparison.finished)} of {n_folds} finished and kept in {out}"
     if not comparison.finished:
@@ -157,12 +157,10 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
         return
     if not interrupted:
         with console.status("training the model on all rows"):
-            model = fit_model(comparison, out / MODEL)
-            if (rows := describe_target_rows(comparison, model)) is not None:
-                said = describe_rows(rows, comparison.best)
+            fit_model(comparison, out / MODEL)
     session.store.write({"summary": facts(comparison)})
-    write_reports(comparison, out, said)
-    _print_result(comparison, said, console)
+    write_reports(comparison, out)
+    _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
         print_text(console, escape(f"Interrupted: {done}. {page}. Rerun the same command to resume."))
@@ -204,7 +202,7 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
     console.print(grid, highlight=False)
 
 
-def _print_result(comparison: Comparison, target_rows: list[str], console: Console) -> None:
+def _print_result(comparison: Comparison, console: Console) -> None:
     from elliptica.tables.page import cautions, footnotes, range_words, result_rows
 
     narrow = console.is_terminal and console.width < 100
@@ -216,7 +214,7 @@ def _print_result(comparison: Comparison, target_rows: list[str], console: Conso
     for note in footnotes(comparison):
         print_text(console, f"  {escape(note)}")
     print_text(console, f"[bold]{escape(verdict.headline)}[/bold]")
-    for text in (" ".join(verdict.sentences), *range_words(comparison), " ".join(target_rows)):
+    for text in (" ".join(verdict.sentences), *range_words(comparison)):
         if text:
             print_text(console, escape(text))
     for caution in cautions(comparison):

@@ -16,11 +16,11 @@ for _package in ("polars", "sklearn", "skrub"):
 
 if TYPE_CHECKING:
     from elliptica.tables.comparison import Comparison, Options, Verdict, compare
-    from elliptica.tables.model import describe_target_rows, fit_model, predict_file
+    from elliptica.tables.model import fit_model, predict_file
     from elliptica.tables.table import TableError
 
 _HOME = {"TableError": "table"} | dict.fromkeys(("Comparison", "Options", "Verdict", "compare"), "comparison")
-_HOME |= dict.fromkeys(("describe_target_rows", "fit_model", "predict_file"), "model")
+_HOME |= dict.fromkeys(("fit_model", "predict_file"), "model")
 
 __all__ = [
     "Comparison",
@@ -28,7 +28,6 @@ __all__ = [
     "TableError",
     "Verdict",
     "compare",
-    "describe_target_rows",
     "fit_model",
     "predict_file",
 ]

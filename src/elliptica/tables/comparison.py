@@ -1,13 +1,12 @@
-"""Store finished folds in a folder, so that an interrupted comparison can be resumed."""
+"""Run a comparison on a table: `compare`, its options, its result and the folder of finished folds."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 import threading
 import time as clock
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -53,18 +52,9 @@ FORMAT = 4
 class Store:
     """The finished pieces of a comparison, in memory and (with a folder) on disk.
 
-    Methods and repeats may be added to a folder that holds the same comparison. A folder belongs to one store
-    at a time, until `close`.
-
-    Args:
-        folder: Folder of the files; None keeps everything in memory.
-        about: What must match for stored folds to be reused, see `describe`.
-        plan: How methods are compared.
-        head: Other contents of the file.
-
-    Raises:
-        TableError: If the folder cannot be written, if another process works in it, or if it holds another
-            comparison: other data, columns, options or version.
+    A folder belongs to one store at a time, until `close`; the system releases its lock when the process
+    ends. ``about`` must match for stored folds to be reused, but methods and repeats may be added; ``head``
+    is other content of the file.
     """
 
     def __init__(
@@ -73,25 +63,25 @@ class Store:
         self.folder, self.plan = folder, plan
         self._about, self._head = json.loads(json.dumps({"format": FORMAT, **about})), dict(head)
         self._records: dict[tuple[int, int, str], Record] = {}
-        self._lock: FileLock | None = None
         if folder is None:
             return
-        check_writable(folder)  # fail now rather than after the first training
-        self._lock = _hold(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / LOCK, timeout=0)
         try:
+            self._lock.acquire()
             self._read(folder)
+        except Timeout as error:
+            raise TableError(
+                f"Another comparison is writing to {folder}. Wait until it ends, or choose another --out."
+            ) from error
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Release the folder to other processes; do not write afterwards."""
-        if self._lock is not None:
+        if self.folder is not None:
             self._lock.release()
-
-    def has(self, repeat: int, fold: int, method: str) -> bool:
-        """Return whether a piece is finished."""
-        return (repeat, fold, method) in self._records
 
     def add(self, records: Iterable[Record]) -> None:
         """Store finished pieces."""
@@ -106,6 +96,9 @@ class Store:
         with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
             np.savez(handle, **dict(sorted(arrays.items())))
         self.write()
+
+    def __contains__(self, key: tuple[int, int, str]) -> bool:
+        return key in self._records
 
     def records(self) -> tuple[Record, ...]:
         """Return the finished pieces of the plan's methods, fold by fold."""
@@ -135,12 +128,16 @@ class Store:
             return
         try:
             content = read_json(file)
-            about, records = content["about"], list(_read_records(content["records"], folder / PREDICTIONS))
+            about, arrays = content["about"], {}
+            if (folder / PREDICTIONS).exists():
+                arrays = read_arrays(folder / PREDICTIONS)
+            for values in content["records"]:
+                name = f"{values['repeat']}/{values['fold']}/{values['method']}"
+                if f"{name}/unbounded" in arrays:  # records without predictions are redone
+                    record = Record.from_json(values, arrays[name], arrays[f"{name}/unbounded"])
+                    self._records[record.key] = record
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise TableError(
-                f"{file} cannot be read ({type(error).__name__}: {error}). Move it away, or choose another "
-                "--out."
-            ) from error
+            raise TableError(f"{file} cannot be read: {error!r}. Move it away.") from error
         changed = [key for key in self._about if self._about[key] != about.get(key)]
         if changed:
             was, now = about.get(changed[0]), self._about[changed[0]]
@@ -148,76 +145,6 @@ class Store:
                 f"{folder} holds another comparison: {changed[0]} was {was!r} and is now {now!r}. Choose "
                 "another --out, or delete the folder."
             )
-        self._records = {record.key: record for record in records}
-
-
-def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterator[Record]:
-    """Yield records with their predictions; records without predictions are redone."""
-    arrays = read_arrays(file) if file.exists() else {}
-    for content in contents:
-        name = f"{content['repeat']}/{content['fold']}/{content['method']}"
-        if f"{name}/unbounded" in arrays:
-            yield Record.from_json(content, arrays[name], arrays[f"{name}/unbounded"])
-
-
-def check_writable(folder: Path) -> None:
-    """Create a folder if necessary, and try to write a file there.
-
-    Raises:
-        TableError: If that fails.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise TableError(
-            f"The folder {folder} cannot be written ({error.strerror or error}). Choose another --out, or "
-            "make the folder writable."
-        ) from error
-
-
-def _hold(folder: Path) -> FileLock:
-    """Lock a folder, because concurrent comparisons would overwrite each other's results.
-
-    The system releases the lock when the process ends, however it ends, so no lock is ever stale.
-    """
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise TableError(
-            f"Another comparison is writing to {folder}. Wait until it ends, or choose another --out."
-        ) from error
-    return lock
-
-
-def describe(problem: TableProblem, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must match for stored folds to be reused: table, columns and options."""
-    return {
-        "elliptica": __version__,
-        "table": name,
-        "target": problem.target_name,
-        "task": problem.task,
-        "group": problem.group_name,
-        "time": problem.time_name,
-        "split_by": problem.split_name,
-        "rows": len(problem.target),
-        "inputs": problem.features.columns,
-        **options,
-        "contents": problem.digest(),
-    }
-
-
-def file_head(problem: TableProblem, shift: str, command: str) -> dict[str, Any]:
-    """Return the other contents of the file: the command, versions and decisions."""
-    return {
-        "command": command,
-        "shift": shift,
-        "notices": list(problem.notices),
-        "columns": [asdict(column) for column in problem.columns],
-        "versions": present_versions("polars", "scikit-learn"),
-    }
 
 
 #: Called with the finished share of the whole and a message.
@@ -402,10 +329,7 @@ class Options:
     time: str | None = None
     test: Any = None
     extrapolate: bool = False
-    target_rows: Any = None
-    group_as_input: bool = False
     as_: Mapping[str, str] = field(default_factory=dict)
-    ids: Sequence[str] = ()
     methods: Sequence[str] | None = None
     folds: int = 5
     repeats: int | None = None
@@ -439,11 +363,6 @@ class Options:
             plan = replace(plan, first_epochs=0)
         return plan
 
-    def identity(self, shift: ShiftPlan) -> dict[str, Any]:
-        """Return what must match for stored folds to be reused; methods and repeats may be added."""
-        names = ("folds", "trials", "epochs", "networks", "select", "bounded", "quick", "hidden", "seed")
-        return {"shift": shift.shift, **{name: getattr(self, name) for name in names}}
-
 
 @dataclass
 class Session:
@@ -466,11 +385,7 @@ class Session:
         out: str | Path | None = None,
         command: str = "",
     ) -> Session:
-        """Read the table and the folds that are already finished; arguments as in `compare`.
-
-        Raises:
-            TableError: If the table or the options cannot be used. Raised before any training.
-        """
+        """Read the table and the folds that are already finished; arguments as in `compare`."""
         options = options or Options()
         limits: dict[str, Any] = {"max_rows": options.max_rows, "sample": True, "seed": options.seed}
         table = read_table(source, **limits)
@@ -478,19 +393,33 @@ class Session:
         if target is None:
             columns = ", ".join(table.frame.columns[:20])
             raise TableError(f"No target was given. Name the column to predict: {columns}.")
-        others: dict[str, Any] = {
-            name: None if (given := getattr(options, name)) is None else read_table(given, **limits)
-            for name in ("test", "target_rows")
-        }
-        roles = ("task", "group", "split_by", "time", "group_as_input", "ids", "as_")
-        given_roles: dict[str, Any] = {name: getattr(options, name) for name in roles}
-        problem = make_problem(table, target, **given_roles, **others)
+        test = None if options.test is None else read_table(options.test, **limits)
+        roles = ("task", "group", "split_by", "time", "as_")
+        given: dict[str, Any] = {name: getattr(options, name) for name in roles}
+        problem = make_problem(table, target, test=test, **given)
         divide = ("folds", "repeats", "extrapolate", "seed")
         shift = make_shift(problem, **{name: getattr(options, name) for name in divide})
         plan = options.plan(problem, shift)
-        about = describe(problem, table.name, options.identity(shift))
-        folder = None if out is None else Path(out)
-        store = Store(folder, about, plan, file_head(problem, shift.words, command))
+        same = ("group", "time", "split_by", "folds", "trials", "epochs", "networks", "select", "bounded")
+        about = {
+            "elliptica": __version__,
+            "table": table.name,
+            "target": target,
+            "task": problem.task,
+            "shift": shift.shift,
+            **{name: getattr(options, name) for name in (*same, "quick", "hidden", "seed")},
+            "rows": len(problem.target),
+            "inputs": problem.features.columns,
+            "contents": problem.digest(),
+        }
+        head = {
+            "command": command,
+            "shift": shift.words,
+            "notices": list(problem.notices),
+            "columns": [asdict(column) for column in problem.columns],
+            "versions": present_versions("polars", "scikit-learn"),
+        }
+        store = Store(None if out is None else Path(out), about, plan, head)
         return cls(problem, shift, plan, store, table.name, options)
 
     def close(self) -> None:
@@ -526,7 +455,7 @@ class Session:
         """List the work that is left, fold by fold, so that an interruption leaves whole folds."""
         tasks, networks = [], []
         for fold in self.shift.folds:
-            missing = [m for m in self.plan.methods if not self.store.has(fold.repeat, fold.number, m)]
+            missing = [m for m in self.plan.methods if (fold.repeat, fold.number, m) not in self.store]
             trained = [m for m in missing if METHODS[m].make is None]
             if trained:
                 networks.append((fold, trained))
@@ -620,9 +549,8 @@ def compare(
               ``split_by`` (a column: test on unseen values), ``extrapolate=True`` (test on the rows farthest
               from the rest); by default, random rows are tested;
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
-              ``as_`` (kinds of columns, e.g. ``{"code": "category"}``), ``ids``, ``group_as_input``,
-              ``target_rows`` (unlabelled rows that you want to predict), ``max_rows`` (a longer table is
-              sampled);
+              ``as_`` (kinds of columns, e.g. ``{"code": "category"}``; ``"id"``: not an input), ``max_rows``
+              (a longer table is sampled);
             - the methods: ``methods`` (names; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
               targets);

@@ -132,12 +132,7 @@ class Plan:
 
 
 def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
-    """Return the sizes of a plan for a number of training rows; larger tables get larger batches.
-
-    Example:
-        >>> sizes(400)["batch_size"], sizes(4000)["batch_size"], sizes(10**6)["batch_size"]
-        (32, 128, 256)
-    """
+    """Return the sizes of a plan for a number of training rows; larger tables get larger batches."""
     small, large = n_train <= 2_000, n_train > 10_000
     values = {
         "trials": 8,
@@ -153,15 +148,7 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
 
 
 def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tuple[str, ...]:
-    """Return the methods to compare, ordinary training first; None wants all that suit task and groups.
-
-    Raises:
-        TableError: If the task has no such method, or if it needs groups and there are none.
-
-    Example:
-        >>> choose_methods("regression", ["elliptic", "trees"], grouped=False)
-        ('erm', 'elliptic', 'trees')
-    """
+    """Return the methods to compare, ordinary training first; None wants all that suit task and groups."""
     known = [name for name, method in METHODS.items() if task in method.tasks]
     for name in wanted or ():
         if name not in known:

@@ -1,4 +1,4 @@
-"""Train the final model of a comparison, and describe the rows that it will predict."""
+"""Train the final model of a comparison, and read tables for saved models, to predict or evaluate."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ import numpy as np
 import polars as pl
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.files import replacing
 from elliptica._utils.random import stream_seed
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, load, read_notes, save
+from elliptica.estimators import EllipticClassifier, load, read_notes, save
 from elliptica.estimators.fit import Fit
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.fitted_model import FittedModel, Predictor
-from elliptica.tables.methods import JTT, NAMES, REFERENCE, Plan, draw_settings
+from elliptica.tables.methods import JTT, METHODS, NAMES, REFERENCE, Plan, draw_settings
 from elliptica.tables.problem import TableProblem, Target
 from elliptica.tables.shift import final_fold, make_preprocessor
 from elliptica.tables.table import (
@@ -41,12 +39,8 @@ from elliptica.tables.training import (
     fit_models,
     make_model,
     training_groups,
-    unbounded,
     upweighted,
 )
-
-#: Maximum number of training rows in the search for nearest neighbours.
-_NEIGHBOURS_AMONG = 20_000
 
 
 @dataclass(frozen=True)
@@ -57,11 +51,7 @@ class FinalSettings(Recipe):
 
 
 def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
-    """Return the settings of the winner (or another method): the trial that was best over all folds.
-
-    Raises:
-        TableError: If no fold of the method is finished.
-    """
+    """Return the settings of the winner (or another method): the trial that was best over all folds."""
     method = method or comparison.best
     records = [record for record in comparison.records if record.method == method and not record.error]
     if not records:
@@ -91,9 +81,6 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         comparison: A comparison with at least one finished fold.
         file: File to save the model to, or None.
         method: Method to train instead of the winner.
-
-    Returns:
-        Preprocessing and model in a pipeline; it accepts frames with the input columns.
     """
     plan, final = comparison.plan, final_settings(comparison, method)
     fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
@@ -120,19 +107,11 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
 def fit_pipeline(
     problem: TableProblem, plan: Plan, final: FinalSettings, seed: int, wrong: np.ndarray | None = None
 ) -> Pipeline:
-    """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows.
-
-    Args:
-        problem: The rows.
-        plan: Sizes of networks.
-        final: Method and settings.
-        seed: Seed of the training.
-        wrong: Rows that the first stage of JTT misclassifies.
-    """
+    """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
     preprocess = make_preprocessor(problem)
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
-    groups = training_groups(problem) if final.sees_groups else None
+    groups = training_groups(problem) if METHODS[final.method].sees_groups else None
     fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
@@ -167,50 +146,6 @@ def _soften(model: Any, temperature: float) -> None:
             model[-1].coef_ / temperature,
             model[-1].intercept_ / temperature,
         )
-
-
-@dataclass(frozen=True)
-class TargetRows:
-    """How far unlabelled rows lie from the training rows, and what is predicted for them."""
-
-    rows: int
-    #: Share of rows whose nearest training row is farther than that of 95 % and 99 % of the training rows.
-    beyond_95: float
-    beyond_99: float
-    #: Share of predicted numbers outside the range of the targets; None for classes.
-    beyond_range: float | None
-
-
-def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows | None:
-    """Measure how far the unlabelled rows lie from the training rows; None if there are none.
-
-    Args:
-        comparison: A comparison with ``target_rows`` in its problem.
-        model: The result of `fit_model`.
-    """
-    problem, wanted = comparison.problem, comparison.problem.target_rows
-    if wanted is None:
-        return None
-    draws = np.random.default_rng(stream_seed("neighbours", comparison.plan.seed))
-    known = np.asarray(model[0].transform(problem.features))
-    rows = np.asarray(model[0].transform(wanted))
-    scaler = StandardScaler().fit(known)
-    if len(known) > _NEIGHBOURS_AMONG:
-        known = known[draws.choice(len(known), _NEIGHBOURS_AMONG, replace=False)]
-    search = NearestNeighbors(n_neighbors=1).fit(scaler.transform(known))
-    own = search.kneighbors()[0][:, 0]  # excludes the row itself
-    far = search.kneighbors(scaler.transform(rows))[0][:, 0]
-    limits = np.quantile(own, (0.95, 0.99))
-    beyond = None
-    if problem.task == "regression":
-        last = model[-1]
-        predicted = np.asarray(
-            (unbounded(last) if isinstance(last, EllipticRegressor) else last).predict(rows)
-        )
-        low, high = problem.target.min(), problem.target.max()
-        beyond = float(((predicted < low) | (predicted > high)).mean())
-    beyond_95, beyond_99 = (float((far > limit).mean()) for limit in limits)
-    return TargetRows(len(rows), beyond_95, beyond_99, beyond)
 
 
 #: Most rows that are predicted at once.

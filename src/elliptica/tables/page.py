@@ -15,26 +15,23 @@ from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.metrics import score_parts
-from elliptica.tables.model import TargetRows
 from elliptica.tables.table import ColumnUse
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
-#: Files of the report.
-REPORTS = ("report.md", "report.html")
 #: Largest number of groups or classes that are listed.
 _MOST_PARTS = 20
 
 
-def write_reports(comparison: Comparison, folder: Path, target_rows: Sequence[str] = ()) -> None:
+def write_reports(comparison: Comparison, folder: Path) -> None:
     """Write the page of a complete or partial comparison, as Markdown and as HTML."""
-    page = comparison_page(comparison, target_rows)
-    for name in REPORTS:
+    page = comparison_page(comparison)
+    for name in ("report.md", "report.html"):
         render(page, folder / name)
 
 
-def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> Page:
-    """Build the page of a comparison; ``target_rows`` are sentences about the rows to predict."""
+def comparison_page(comparison: Comparison) -> Page:
+    """Build the page of a comparison."""
     verdict, problem = comparison.verdict, comparison.problem
     said = [" ".join(verdict.sentences), *range_words(comparison), *unfinished(comparison)]
     columns = [["column", "used as", "change with"], *column_rows(problem.columns)]
@@ -48,7 +45,6 @@ def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> 
         Section("Columns", table=columns, left=(1, 2), folded=True),
         Section("How it was done", points=_protocol(comparison), folded=True),
         _costs(comparison),
-        Section("The rows that you will predict", target_rows),
         Section("About the table", points=problem.notices),
         Section("Model", model),
     ]
@@ -146,23 +142,6 @@ def describe_model(comparison: Comparison) -> str:
     if not comparison.verdict.predicts:
         text += f"; not shown to be better than {label(comparison, CONSTANT)}"
     return text
-
-
-def describe_rows(rows: TargetRows, method: str) -> list[str]:
-    """Describe how far the rows to predict lie from the training rows.
-
-    Example:
-        >>> describe_rows(TargetRows(200, 0.31, 0.12, 0.02), "erm")[0]
-        '31 % of the 200 rows to predict lie farther from the nearest training row than 95 % of these do.'
-    """
-    far = f"{100 * rows.beyond_95:.0f} % of the {rows.rows:,} rows to predict"
-    sentences = [f"{far} lie farther from the nearest training row than 95 % of these do."]
-    if rows.beyond_95 > 0.25:
-        sentences.append("Judge methods by --extrapolate, --time or --split-by, not by random rows.")
-    if rows.beyond_range is not None:
-        share = f"{100 * rows.beyond_range:.1f} % of the predictions of {NAMES[method]}"
-        sentences.append(f"{share} for them lie outside the range of the targets.")
-    return sentences
 
 
 def cautions(comparison: Comparison) -> list[str]:

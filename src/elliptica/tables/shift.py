@@ -102,9 +102,6 @@ def make_shift(
             a single fold.
         extrapolate: Hold out the fifth of the rows that lies farthest from the rest.
         seed: Seed of the draws.
-
-    Raises:
-        TableError: If the rows cannot be divided like this, or if a class would be missing in training.
     """
     if not 2 <= folds <= MAX_FOLDS:
         raise TableError(f"folds is {folds}. Pass a number from 2 to {MAX_FOLDS}.")

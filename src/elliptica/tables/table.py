@@ -1,4 +1,19 @@
-"""Read tables from CSV, Parquet or frames; the cells of a CSV file stay text."""
+"""Read tables from CSV, Parquet or frames, and decide in training what the cells of every column are.
+
+The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
+
+1. *Unused*: no values, the same value in all rows, or a type other than number, text or date.
+2. *Number*: all cells are numbers in one notation (decimal sign, separator of thousands, the same currency sign,
+   percent sign or unit in every cell). But whole numbers that count the rows, or have a name such as ``customer_id``
+   and more than 50 values, are an *identifier*; those with leading zeros, above 2^53, or with a name such as
+   ``zip`` and few values, are a *category*.
+3. *Date*: all cells are dates in one format, with a time zone in every cell or in none.
+4. *Identifier*: texts that differ in at least 95 % of the rows, of fewer than three words on average.
+5. *Text*: more than 50 texts, of three words on average, or different in more than 20 % of the rows.
+6. *Category*: all other text, and true/false. Missing values are a category of their own.
+
+A cell of another table that does not fit the notation of training raises an error with its row and column.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +29,9 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
+from sklearn import datasets
+from skrub import ToDatetime
+from skrub.core import RejectColumn
 
 from elliptica._utils.random import stream_seed
 
@@ -32,16 +50,6 @@ BUILT_IN = {
     "digits": "digit",
     "iris": "species",
     "california_housing": "price",
-}
-#: Meanings of the blood values in the diabetes table.
-_DIABETES = {
-    "bp": "blood pressure",
-    "s1": "cholesterol",
-    "s2": "ldl",
-    "s3": "hdl",
-    "s4": "cholesterol/hdl",
-    "s5": "log triglycerides",
-    "s6": "glucose",
 }
 _HEAD = 50  # rows from which the separator is detected
 
@@ -74,37 +82,25 @@ def read_table(
         max_rows: Maximum number of rows; None means no limit. Longer tables raise.
         sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
         seed: Seed of that sample.
-
-    Raises:
-        TableError: If the table does not exist or cannot be used.
     """
-    blank: list[int] = []
-    if not isinstance(source, str | Path):
-        name, lazy = "frame", _frame(source).lazy()
-    elif (file := Path(source)).is_file():
-        name, (lazy, blank) = file.name, _scan(file)
-    elif str(source) in BUILT_IN:
-        name, lazy = str(source), _built_in(str(source)).lazy()
-    else:
-        raise TableError(
-            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
-            f"{', '.join(BUILT_IN)}."
-        )
     try:
+        name, lazy, blank = _open(source)
         n_rows = lazy.select(pl.len()).collect().item() - len(blank)
         is_sample = max_rows is not None and n_rows > max_rows
         if is_sample and not sample:
-            raise TableError(
-                f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read. Split it, or raise "
-                "--max-rows (max_rows=)."
-            )
+            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
         kept = np.delete(np.arange(n_rows + len(blank)), blank)
         if is_sample:
             draws = np.random.default_rng(stream_seed("sample", seed))
             kept = np.sort(kept[draws.choice(n_rows, max_rows, replace=False)])
-        frame = lazy.collect() if len(kept) == n_rows + len(blank) else _rows(lazy, kept)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise _unreadable(name, error) from error
+        if len(kept) < n_rows + len(blank):
+            index = "row index of elliptica"  # a name that tables do not have
+            chosen = pl.col(index).is_in(kept.astype(np.uint32).tolist())
+            lazy = lazy.with_row_index(index).filter(chosen).drop(index)
+        frame = lazy.collect()
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
+        why = str(error).splitlines()[0]
+        raise TableError(f"{source} cannot be read: {why}. Save it as CSV in UTF-8.") from error
     if not len(frame):
         raise TableError(f"{name} has column names but no rows.")
     text = pl.col(pl.String).str.strip_chars()
@@ -113,28 +109,23 @@ def read_table(
     return Table(frame, name, notices, is_sample)
 
 
-def _unreadable(name: str, error: Exception) -> TableError:
-    return TableError(
-        f"{name} cannot be read: {str(error).splitlines()[0]}. Save it as CSV in UTF-8, or as Parquet."
-    )
-
-
-def _rows(lazy: pl.LazyFrame, rows: np.ndarray) -> pl.DataFrame:
-    index = "row index of elliptica"  # a name that tables do not have
-    numbered = lazy.with_row_index(index)
-    return numbered.filter(pl.col(index).is_in(rows.astype(np.uint32).tolist())).drop(index).collect()
-
-
-def _scan(file: Path) -> tuple[pl.LazyFrame, list[int]]:
-    """Open a file, and return which of its rows are blank lines."""
-    try:
-        if file.suffix.lower() in (".parquet", ".pq"):
-            return pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
-        names, separator, blank = _check_csv(file)
-        lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
-        return lazy, blank
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(file.name, error) from error
+def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
+    """Open a table; return its name, its rows, and which of them are blank lines."""
+    if not isinstance(source, str | Path):
+        return "frame", _frame(source).lazy(), []
+    file = Path(source)
+    if not file.is_file():
+        if str(source) in BUILT_IN:
+            return str(source), _built_in(str(source)).lazy(), []
+        raise TableError(
+            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
+            f"{', '.join(BUILT_IN)}."
+        )
+    if file.suffix.lower() in (".parquet", ".pq"):
+        return file.name, pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
+    names, separator, blank = _check_csv(file)
+    lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
+    return file.name, lazy, blank
 
 
 def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
@@ -172,9 +163,7 @@ def _agreement(file: Path, separator: str) -> tuple[float, int]:
 
 
 def _built_in(name: str) -> pl.DataFrame:
-    """Load a table of scikit-learn, with column names that say what they hold."""
-    from sklearn import datasets
-
+    """Load a table of scikit-learn."""
     if name == "california_housing":  # the only one that scikit-learn has to download
         data = datasets.fetch_california_housing(download_if_missing=False)
     else:
@@ -183,8 +172,7 @@ def _built_in(name: str) -> pl.DataFrame:
     target = np.asarray(data.target)
     if hasattr(data, "target_names") and name not in ("digits", "california_housing"):
         target = np.asarray(data.target_names)[target]
-    names = [_DIABETES.get(each, each) for each in data.feature_names]
-    columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(names)]
+    columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(data.feature_names)]
     return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
 
 
@@ -210,11 +198,8 @@ def _series(name: str, column: Any) -> pl.Series:
 def check_column(table: Table, name: str, what: str) -> None:
     """Raise if a table lacks a column, and list those that it has."""
     if name not in (names := table.frame.columns):
-        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        raise TableError(
-            f"{table.name} has no column {name!r} for the {what}. Its columns are "
-            f"{', '.join(map(repr, names[:12]))}{more}."
-        )
+        known = ", ".join(map(repr, names[:12]))
+        raise TableError(f"{table.name} has no column {name!r} for the {what}. It has {known}.")
 
 
 Kind = Literal["number", "category", "date", "text"]
@@ -250,7 +235,6 @@ _AFFIXES = re.compile(
 #: Decimal signs and separators of thousands, the likeliest first; the last two are narrow spaces.
 _SEPARATORS = [(d, t) for d, other in (".,", ",.") for t in ("", other, " ", "'", "\u00a0", "\u202f")]
 _WHOLE = r"^(-?(?:0|[1-9]\d*))(?:\.0+)?$"
-_CLOCKS = ("%H:%M", "%H:%M:%S%.f")
 #: Format of dates such as 2006-01-31, 2006-01-31 12:30 and 2006-01-31T12:30:00Z.
 ISO = "ISO 8601"
 _PARTS = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)?\s?(Z|[-+]\d{2}:?\d{2})?$"
@@ -282,7 +266,7 @@ class Column:
     thousands: str = ""  # separator of thousands, which a cell may omit
     prefix: str = ""  # currency sign before every number
     suffix: str = ""  # currency sign, percent sign or unit after every number
-    format: str = ""  # of dates and times of day
+    format: str = ""  # of dates
     zone: bool = False  # whether dates have a time zone; they are converted to UTC
     coded: bool = False  # whether categories are numbers; 1 and 1.0 are the same
     seen: tuple[Any, ...] = ()  # training's smallest and largest number, or its categories if they are few
@@ -291,9 +275,6 @@ class Column:
         """Convert cells to Float64, to text, or to dates without a zone.
 
         Missing numbers and dates are null, missing categories ``"(missing)"``, missing texts empty.
-
-        Raises:
-            TableError: If a cell does not fit the notation; the message names its row, counted from 1.
         """
         known = clean(cells)
         read = {"number": _numbers, "category": _texts, "date": _dates, "text": _texts}[self.kind]
@@ -310,7 +291,7 @@ class Column:
 
     def words(self) -> str:
         """Describe the notation of a cell."""
-        if self.kind == "date" or self.format:
+        if self.kind == "date":
             return f"{self.format} {'with' if self.zone else 'without'} a time zone"
         if self.kind == "number":
             return f"a number like {self.prefix}1{self.thousands}234{self.decimal}5{self.suffix}"
@@ -350,19 +331,11 @@ def clean(cells: pl.Series) -> pl.Series:
 # From cells to values; what does not fit becomes null.
 
 
-def _misfit(cells: pl.Series, dtype: Any) -> pl.Series:
-    return pl.Series(cells.name, [None] * len(cells), dtype=dtype)
-
-
 def _numbers(cells: pl.Series, column: Column) -> pl.Series:
-    if column.format and cells.dtype == pl.String:
-        cells = cells.str.to_time(column.format, strict=False)
-    if column.format and cells.dtype == pl.Time:
-        return cells.cast(pl.Int64).cast(pl.Float64) / 3.6e12
     if cells.dtype == pl.String:
         values = _parse(cells, column)
-    elif column.format or column.prefix or column.suffix or not cells.dtype.is_numeric():
-        return _misfit(cells, pl.Float64)
+    elif column.prefix or column.suffix or not cells.dtype.is_numeric():
+        return pl.Series(cells.name, [None] * len(cells), dtype=pl.Float64)
     else:
         values = cells.cast(pl.Float64)
     return values.set((values.abs() > LARGEST).fill_null(False), None)
@@ -387,7 +360,7 @@ def _texts(cells: pl.Series, column: Column) -> pl.Series:
     if column.coded:
         return _canonical(cells)
     fits = column.kind == "text" or not cells.dtype.is_numeric()
-    return cells.cast(pl.String) if fits else _misfit(cells, pl.String)
+    return cells.cast(pl.String) if fits else pl.Series(cells.name, [None] * len(cells), dtype=pl.String)
 
 
 def _canonical(cells: pl.Series) -> pl.Series:
@@ -404,7 +377,7 @@ def _dates(cells: pl.Series, column: Column) -> pl.Series:
     if cells.dtype == pl.String:
         cells = _parse_dates(cells, column.format, column.zone)
     if cells.dtype not in (pl.Date, pl.Datetime) or _has_zone(cells) != column.zone:
-        return _misfit(cells, pl.Datetime("us"))
+        return pl.Series(cells.name, [None] * len(cells), dtype=pl.Datetime("us"))
     if column.zone:
         cells = cells.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     return cells.cast(pl.Datetime("us"))
@@ -467,9 +440,6 @@ def find_date(cells: pl.Series) -> Column | None:
     for zone in (False, True):
         if not _parse_dates(text, ISO, zone).null_count():
             return Column(cells.name, "date", format=ISO, zone=zone)
-    from skrub import ToDatetime
-    from skrub.core import RejectColumn
-
     finder = ToDatetime()
     try:
         zone = _has_zone(finder.fit_transform(text))
@@ -516,7 +486,7 @@ def _change(name: str, kind: str) -> str:
 def _useless(cells: pl.Series) -> str:
     if cells.null_count() == len(cells):
         return "all its values are missing"
-    if not (cells.dtype.is_numeric() or cells.dtype in (pl.String, pl.Date, pl.Datetime, pl.Time)):
+    if not (cells.dtype.is_numeric() or cells.dtype in (pl.String, pl.Date, pl.Datetime)):
         return f"it is of type {cells.dtype}; convert it to numbers, dates or categories"
     return f"it is {cells[0]!r} in all rows" if cells.n_unique() == 1 else ""
 
@@ -524,17 +494,12 @@ def _useless(cells: pl.Series) -> str:
 def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, str]:
     """Apply the rules of the module; return the column (None: an identifier) and a remark."""
     name = cells.name
-    if cells.dtype == pl.Time:
-        return Column(name, "number", format=_CLOCKS[1]), ""
     if cells.dtype in (pl.Date, pl.Datetime):
         return find_date(cells), ""
     if cells.dtype != pl.String:
         return _decide_whole(cells, Column(name, "number")), ""
     if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
         return (None if _is_distinct(cells) else Column(name, "category")), ""
-    for clock in (Column(name, "number", format=form) for form in _CLOCKS):
-        if ":" in cells.drop_nulls()[0] and _numbers(cells, clock).null_count() == cells.null_count():
-            return clock, ""
     numbers = find_number(cells, comma=comma)
     if numbers is not None and numbers[1] == 1:
         return _decide_whole(cells, numbers[0]), ""
@@ -588,7 +553,7 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
     if as_ == "text":
         return Column(cells.name, "text")
     if as_ == "number" and cells.dtype != pl.String:
-        return Column(cells.name, "number", format=_CLOCKS[1] if cells.dtype == pl.Time else "")
+        return Column(cells.name, "number")
     numbers = find_number(cells, comma=comma) if as_ == "number" else None
     column = find_date(cells) if as_ == "date" else numbers and numbers[0]
     if column is None:
@@ -605,7 +570,6 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
     parts = {
         f"in {'percent' if sign == '%' else sign}": bool(sign),
         f"thousands separated by {column.thousands!r}": bool(column.thousands),
-        "hours of the day": column.kind == "number" and bool(column.format),
         "written month/day": column.format.startswith("%m/%d"),
         "written day/month": column.format.startswith("%d/%m"),
         "with a time zone": column.zone,

@@ -50,12 +50,6 @@ def judge(
     Accuracy is a coarse measure: among the methods that are not distinguishable from the most accurate one,
     the Brier score decides. If predictions of `CONSTANT` are given and no method is shown to beat them in the
     average column or in the Brier score, the headline says so.
-
-    Args:
-        predictions: Predictions of all methods, ordinary training among them.
-        select: Column that decides: ``"average"`` (the first) or ``"worst"`` (the second).
-        place: Phrase for where the verdict holds, e.g. ``"on unseen patients"``.
-        target: Name of the predicted column.
     """
     choice = Choice(predictions, select)
     over, constant = _constant(predictions)
