@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 _HOME = {"TableError": "table"} | dict.fromkeys(("Comparison", "Options", "Verdict", "compare"), "comparison")
 _HOME |= dict.fromkeys(("fit_model", "predict_file"), "model")
 
-__all__ = [
-    "Comparison",
-    "Options",
-    "TableError",
-    "Verdict",
-    "compare",
-    "fit_model",
-    "predict_file",
-]
+__all__ = ["Comparison", "Options", "TableError", "Verdict", "compare", "fit_model", "predict_file"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,14 +33,7 @@ from elliptica.tables.table import (
     read_inputs,
     read_table,
 )
-from elliptica.tables.training import (
-    Recipe,
-    final_trial,
-    fit_models,
-    make_model,
-    training_groups,
-    upweighted,
-)
+from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups, upweighted
 
 
 @dataclass(frozen=True)

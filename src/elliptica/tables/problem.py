@@ -288,12 +288,7 @@ class _Part(NamedTuple):
 
 
 def _read_part(
-    table: Table,
-    goal: Target,
-    clock: Column | None,
-    inputs: Sequence[Column],
-    least: int,
-    notices: list[str],
+    table: Table, goal: Target, clock: Column | None, inputs: Sequence[Column], least: int, notices: list[str]
 ) -> _Part:
     """Read a table in the notation of training, in the order of time."""
     known, target = goal.read(table.frame[goal.column.name])

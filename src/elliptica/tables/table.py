@@ -3,10 +3,10 @@
 The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
 
 1. *Unused*: no values, the same value in all rows, or a type other than number, text or date.
-2. *Number*: all cells are numbers in one notation (decimal sign, separator of thousands, the same currency sign,
-   percent sign or unit in every cell). But whole numbers that count the rows, or have a name such as ``customer_id``
-   and more than 50 values, are an *identifier*; those with leading zeros, above 2^53, or with a name such as
-   ``zip`` and few values, are a *category*.
+2. *Number*: all cells are numbers in one notation (decimal sign, separator of thousands, the same currency
+   sign, percent sign or unit in every cell). But whole numbers that count the rows, or have a name such as
+   ``customer_id`` and more than 50 values, are an *identifier*; those with leading zeros, above 2^53, or with
+   a name such as ``zip`` and few values, are a *category*.
 3. *Date*: all cells are dates in one format, with a time zone in every cell or in none.
 4. *Identifier*: texts that differ in at least 95 % of the rows, of fewer than three words on average.
 5. *Text*: more than 50 texts, of three words on average, or different in more than 20 % of the rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class Choice:
 
     def __init__(self, predictions: Predictions, select: str) -> None:
         methods = [method for method in predictions.values if method != CONSTANT]
-        self.trained, self.scores = _only(predictions, methods), score(predictions)
+        self.trained, self.scores = predictions.only(methods), score(predictions)
         self.metrics = metrics_of(predictions.task, predictions.groups is not None)
         self.primary = self.measure = self.metrics[0 if select == "average" else 1]
         self.columns = {m.name: Column.of(self.trained, m) for m in self.metrics if m.judged}
@@ -121,23 +121,13 @@ class Choice:
         return min(equal, key=lambda method: (rank[method], sign * values[method]))
 
 
-def _only(predictions: Predictions, methods: Sequence[str]) -> Predictions:
-    return replace(predictions, values={method: predictions.values[method] for method in methods})
-
-
 @dataclass(frozen=True)
 class Column:
-    """Estimates of all methods in a column, and the influence of every row on them.
-
-    Attributes:
-        metric: Metric of the column.
-        estimates: Estimates by method; logarithms for relative metrics.
-        influence: Influence of rows, ``(repeats, methods, rows)``, see `cross_validation_spread`.
-    """
+    """Estimates of all methods in a column, and the influence of every row on them."""
 
     metric: Metric
-    estimates: np.ndarray
-    influence: np.ndarray
+    estimates: np.ndarray  # by method; logarithms for relative metrics
+    influence: np.ndarray  # (repeats, methods, rows), see `cross_validation_spread`
 
     @classmethod
     def of(cls, predictions: Predictions, metric: Metric) -> Column:
@@ -183,29 +173,21 @@ class Column:
             ordered=predictions.ordered,
         )
         level = simultaneous_level(spread.correlation, CONFIDENCE)
-        return [
-            self._difference((methods[k], against), float(gap), spread, i, level, predictions.n_tests)
-            for i, (k, gap) in enumerate(zip(others, gaps, strict=True))
-        ]
-
-    def _difference(
-        self, pair: tuple[str, str], gap: float, spread: Spread, i: int, level: float, n_tests: int
-    ) -> Difference:
-        quantile = student_quantile((1 + level) / 2, round(float(spread.degrees[i]), 1))
-        half = quantile * float(spread.variance[i]) ** 0.5
-        result: Result = "open"
-        if half > 0 and abs(gap) > half:
-            result = "better" if (gap > 0) == self.metric.higher_is_better else "worse"
-        elif half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
-            result = "unknown"
-        mean, low, high = gap, gap - half, gap + half
-        if self.metric.relative:
-            mean, low, high = (math.expm1(min(end, 700.0)) for end in (mean, low, high))
-        variance = float(spread.variance[i])
-        method, against = pair
-        return Difference(
-            method, self.metric.name, mean, low, high, n_tests, result, against, variance, quantile
-        )
+        differences = []
+        for k, gap, variance, degrees in zip(others, gaps, spread.variance, spread.degrees, strict=True):
+            quantile = student_quantile((1 + level) / 2, round(float(degrees), 1))
+            half = quantile * float(variance) ** 0.5
+            result: Result = "open"
+            if half > 0 and abs(gap) > half:
+                result = "better" if (gap > 0) == self.metric.higher_is_better else "worse"
+            elif half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
+                result = "unknown"
+            ends = [float(gap), float(gap) - half, float(gap) + half]
+            if self.metric.relative:
+                ends = [math.expm1(min(end, 700.0)) for end in ends]
+            tests = predictions.n_tests, result, against, float(variance), quantile
+            differences.append(Difference(methods[k], self.metric.name, *ends, *tests))
+        return differences
 
 
 def _worst_weights(predictions: Predictions, losses: np.ndarray, metric: Metric) -> np.ndarray:
@@ -224,7 +206,7 @@ def _constant(predictions: Predictions) -> tuple[list[Difference], list[Differen
     metrics = metrics_of(predictions.task, predictions.groups is not None)
     deciding = [metric for number, metric in enumerate(metrics) if not number or metric.name == "brier"]
     over = [d for m in deciding for d in Column.of(predictions, m).differences(predictions, CONSTANT)]
-    pair = _only(predictions, [REFERENCE, CONSTANT])
+    pair = predictions.only([REFERENCE, CONSTANT])
     judged = [metric for metric in metrics if metric.judged]
     return over, [d for m in judged for d in Column.of(pair, m).differences(pair, REFERENCE)]
 
