@@ -305,9 +305,6 @@ def test_an_interruption_waits_for_the_other_threads(flowers, tiny, monkeypatch)
     assert 2 <= len(begun) == len(ended) <= 3
 
 
-bad_input = pytest.mark.bad_input
-
-
 @pytest.fixture
 def kept(flowers, tiny, tmp_path):
     """Options of a comparison that is finished, in a folder."""

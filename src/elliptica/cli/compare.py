@@ -203,7 +203,7 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
 
 
 def _print_result(comparison: Comparison, console: Console) -> None:
-    from elliptica.tables.page import cautions, footnotes, range_words, result_rows
+    from elliptica.tables.page import FOOTNOTE, cautions, range_words, result_rows
 
     narrow = console.is_terminal and console.width < 100
     rows = result_rows(comparison, most=2 if narrow else 3)
@@ -211,8 +211,8 @@ def _print_result(comparison: Comparison, console: Console) -> None:
         rows = [[*row[:-1], row[-1].replace(") ", ")\n")] for row in rows]
     _print_table(rows, console, right=range(1, len(rows[0]) - 1))
     verdict = comparison.verdict
-    for note in footnotes(comparison):
-        print_text(console, f"  {escape(note)}")
+    if any("†" in row[0] for row in rows):
+        print_text(console, f"  {FOOTNOTE}")
     print_text(console, f"[bold]{escape(verdict.headline)}[/bold]")
     for text in (" ".join(verdict.sentences), *range_words(comparison)):
         if text:

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from elliptica import __version__
 from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
-from elliptica.report.judge import Verdict
+from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.page import present_versions
 from elliptica.tables.methods import (
     CONSTANT,

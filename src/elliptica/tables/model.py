@@ -87,7 +87,16 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         wrong = np.asarray(network.predict(problem.features) != problem.target)
     pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed), wrong)
     if file is not None:
-        save(pipeline, file, notes=notes_of(comparison, final))
+        notes = {  # what predictions for another table need besides the model itself
+            "target": problem.target_name,
+            "ids": list(problem.ids),
+            "reading": problem.reading(),
+            "method": final.method,
+            # False if no method was shown to be better than a constant prediction
+            "predicts": comparison.verdict.predicts,
+            "shift": comparison.shift.words,
+        }
+        save(pipeline, file, notes=notes)
     return pipeline
 
 
@@ -109,20 +118,6 @@ def fit_pipeline(
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
     return Pipeline([("table", preprocess), ("model", model)])
-
-
-def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
-    """Collect what predictions for another table need besides the model itself."""
-    problem = comparison.problem
-    return {
-        "target": problem.target_name,
-        "ids": list(problem.ids),
-        "reading": problem.reading(),
-        "method": final.method,
-        # False if no method was shown to be better than a constant prediction
-        "predicts": getattr(comparison.verdict, "predicts", True),
-        "shift": comparison.shift.words,
-    }
 
 
 def _soften(model: Any, temperature: float) -> None:

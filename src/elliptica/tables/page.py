@@ -19,6 +19,8 @@ from elliptica.tables.table import ColumnUse
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
+#: Explains the mark of `label`.
+FOOTNOTE = "† sees groups in training."
 #: Largest number of groups or classes that are listed.
 _MOST_PARTS = 20
 
@@ -33,7 +35,9 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
 def comparison_page(comparison: Comparison) -> Page:
     """Build the page of a comparison."""
     verdict, problem = comparison.verdict, comparison.problem
-    said = [" ".join(verdict.sentences), *range_words(comparison), *unfinished(comparison)]
+    said = [" ".join(verdict.sentences), *range_words(comparison)]
+    if (done := len(comparison.finished)) < (total := len(comparison.shift.folds)):
+        said.append(f"{done} of {count(total, 'fold')} finished and kept.")
     columns = [["column", "used as", "change with"], *column_rows(problem.columns)]
     model = [describe_model(comparison)] if comparison.complete else []
     sections = [
@@ -114,11 +118,6 @@ def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
     return rows
 
 
-def footnotes(comparison: Comparison) -> list[str]:
-    """Explain the marks of the table of scores."""
-    return ["† sees groups in training."] if set(SEES_GROUPS) & set(comparison.methods) else []
-
-
 def range_words(comparison: Comparison) -> list[str]:
     """Report the largest share of predictions outside the range of the training targets."""
     shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
@@ -126,12 +125,6 @@ def range_words(comparison: Comparison) -> list[str]:
     fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
     text = f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
     return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
-
-
-def unfinished(comparison: Comparison) -> list[str]:
-    """Say how many folds are finished, unless all are."""
-    done, total = len(comparison.finished), len(comparison.shift.folds)
-    return [] if done == total else [f"{done} of {count(total, 'fold')} finished and kept."]
 
 
 def describe_model(comparison: Comparison) -> str:
@@ -175,7 +168,11 @@ def _scores(comparison: Comparison) -> Section:
     figure = charts.intervals([d for d in differences if d is not None], names, measure)
     note = "As in the table; intervals hold jointly with 95 % confidence."
     drawn = [Chart(f"Compared with {NAMES[REFERENCE]}", figure, note)]
-    text = [comparison.shift.words, *footnotes(comparison)]
+    text = (
+        [comparison.shift.words, FOOTNOTE]
+        if any("†" in row[0] for row in table)
+        else [comparison.shift.words]
+    )
     return Section("Test scores", text, table, left=(len(table[0]) - 1,), charts=drawn)
 
 

@@ -182,11 +182,11 @@ class Column:
                 result = "better" if (gap > 0) == self.metric.higher_is_better else "worse"
             elif half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
                 result = "unknown"
-            ends = [float(gap), float(gap) - half, float(gap) + half]
+            mean, low, high = float(gap), float(gap) - half, float(gap) + half
             if self.metric.relative:
-                ends = [math.expm1(min(end, 700.0)) for end in ends]
+                mean, low, high = (math.expm1(min(end, 700.0)) for end in (mean, low, high))
             tests = predictions.n_tests, result, against, float(variance), quantile
-            differences.append(Difference(methods[k], self.metric.name, *ends, *tests))
+            differences.append(Difference(methods[k], self.metric.name, mean, low, high, *tests))
         return differences
 
 
