@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 import time as clock
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +67,8 @@ class Store:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # fails now rather than after the first training
+            pass
         self._lock = FileLock(folder / LOCK, timeout=0)
         try:
             self._lock.acquire()

@@ -168,11 +168,7 @@ def _scores(comparison: Comparison) -> Section:
     figure = charts.intervals([d for d in differences if d is not None], names, measure)
     note = "As in the table; intervals hold jointly with 95 % confidence."
     drawn = [Chart(f"Compared with {NAMES[REFERENCE]}", figure, note)]
-    text = (
-        [comparison.shift.words, FOOTNOTE]
-        if any("†" in row[0] for row in table)
-        else [comparison.shift.words]
-    )
+    text = [comparison.shift.words, *([FOOTNOTE] if any("†" in row[0] for row in table) else [])]
     return Section("Test scores", text, table, left=(len(table[0]) - 1,), charts=drawn)
 
 
