@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from common import Record, Study, accuracy, descend, paired_p, rounded, spread, table
 from elliptica import Elliptic, EllipticWarning, Green
 from elliptica._utils.random import stream
-from elliptica._utils.statistics import holm
+from elliptica._utils.statistics import fit_temperature, holm
 from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
 from elliptica.estimators.base import pool
-from elliptica.estimators.classifier import fit_temperature
 from elliptica.estimators.fit import network_seeds
 from elliptica.lab.data import load_fashion_mnist, load_medmnist, load_waterbirds_features, shuffle_labels
 from elliptica.lab.models import mlp

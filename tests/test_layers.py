@@ -233,7 +233,7 @@ def test_importing_the_core_loads_no_extra():
 
 @pytest.mark.slow
 def test_comparing_and_predicting_do_without_the_landscape():
-    modules = "comparison", "page", "predict"
+    modules = "comparison", "page", "model"
     code = "".join(f"import elliptica.tables.{name};" for name in modules)
     code = f"import sys;{code}print([name for name in sys.modules if 'elliptica.landscape' in name])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

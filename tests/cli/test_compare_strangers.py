@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.estimators import read_notes
-from elliptica.tables.predict import predict_file
+from elliptica.tables.model import predict_file
 
 QUICK = ["--set", "folds=2", "--set", "trials=1", "--set", "epochs=2", "--methods", "elliptic"]
 

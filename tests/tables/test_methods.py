@@ -37,7 +37,8 @@ def test_networks_share_draws_of_rate_and_decay():
 @pytest.mark.parametrize("method", METHODS)
 def test_trials_cover_every_range_evenly(method):
     """Every third of every range has its trials; few trials leave no wide gap."""
-    ranges = methods._ranges(method)
+    shared = methods._SHARED if METHODS[method].make is None else {}
+    ranges = {**shared, **METHODS[method].settings}
     assert len(ranges) <= methods._MOST_SETTINGS
     for n, fewest, widest in ((25, 6, 1.0), (8, 0, 0.36)):
         drawn = [draw_settings(method, trial, Plan(("erm",))) for trial in range(1, n)]

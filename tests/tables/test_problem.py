@@ -7,8 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.tables.problem import Target, is_log_candidate
-from elliptica.tables.table import Table, TableError, read_table
+from elliptica.tables.problem import Target, find_copies, find_giveaways, is_log_candidate
+from elliptica.tables.shift import make_shift
+from elliptica.tables.table import BUILT_IN, Table, TableError, read_table
 from table_cases import problem_of, rows
 
 
@@ -36,10 +37,10 @@ def test_every_column_is_listed_with_its_use():
         g=["u", "v"] * 30,
         who=range(60),
     )
-    problem = problem_of(frame, group="g", split_by="site", ids=["who"])
+    problem = problem_of(frame, group="g", split_by="site", as_={"who": "id"})
     assert problem.kind_of == {"x": "number", "date": "date", "half": "category"}
     assert problem.features.dtypes == [pl.Float64, pl.Datetime("us"), pl.String]
-    assert problem.ids == ("who", "key")
+    assert set(problem.ids) == {"who", "key"}
     uses = {use.name: (use.kind, use.hint) for use in problem.columns}
     assert uses == {
         "x": ("number", ""),
@@ -48,10 +49,10 @@ def test_every_column_is_listed_with_its_use():
         "date": ("date", ""),
         "half": ("category", ""),
         "site": ("unused", ""),
-        "g": ("unused", "--set group_as_input=true"),
+        "g": ("unused", ""),
         "who": ("id", ""),
     }
-    both = problem_of(frame, group="g", group_as_input=True, as_={"key": "category", "half": "id"})
+    both = problem_of(frame, as_={"key": "category", "half": "id"})
     assert both.kind_of["g"] == both.kind_of["key"] == "category"
     assert "half" in both.ids
 
@@ -64,14 +65,12 @@ def test_every_column_is_listed_with_its_use():
         ("y", {"group": "site"}, "'site'"),
         ("y", {"split_by": "site"}, "'site'"),
         ("y", {"time": "site"}, "'site'"),
-        ("y", {"ids": ["site"]}, "'site'"),
+        ("y", {"as_": {"site": "id"}}, "'site'"),
         ("y", {"as_": {"site": "number"}}, "'site'"),
         ("y", {"group": "y"}, "'y'"),
-        ("y", {"ids": ["y"]}, "'y'"),
+        ("y", {"as_": {"y": "id"}}, "'y'"),
         ("y", {"as_": {"y": "number"}}, "'y'"),
         ("y", {"as_": {"x": "numbr"}}, "numbr"),
-        ("y", {"group_as_input": True}, "group_as_input"),
-        ("y", {"group": "x", "group_as_input": True, "ids": ["x"]}, "group_as_input"),
         ("y", {"as_": {"x": "id"}}, "'y'"),  # nothing is left to predict from
     ],
 )
@@ -226,9 +225,7 @@ def test_rows_of_a_test_file_follow_and_are_read_alike():
     assert problem.times.tolist()[60:] == sorted(problem.times.tolist()[60:])
     labels = [label for label in test.frame["y"].to_list() if label]
     assert problem.target.tolist()[60:] == labels[::-1]
-    wanted = Table(pl.DataFrame({"c": ["u", None], "x": ["1.5", ""], "other": [1, 2]}), "new.csv")
-    problem = problem_of(rows(90, c=["u", "v", None] * 30, y=["a", "b", None] * 30), target_rows=wanted)
-    assert problem.target_rows.rows() == [(1.5, "u"), (None, "(missing)")]
+    problem = problem_of(rows(90, c=["u", "v", None] * 30, y=["a", "b", None] * 30))
     assert len(problem.target) == len(problem.features) == 60
 
 
@@ -250,3 +247,97 @@ def test_test_files_that_do_not_fit(test, named):
     frame = rows(a=[i * i for i in range(60)], g=["u", "v"] * 30)
     with pytest.raises(TableError, match=named):
         problem_of(frame, group="g", test=test)
+
+
+N = 300
+
+
+def honest(n=N, seed=0):
+    """Two inputs, a number that they explain well, and a class."""
+    draws = np.random.default_rng(seed)
+    a, b = draws.normal(size=(2, n))
+    price = np.exp(2 * a + b + 0.2 * draws.normal(size=n))
+    return pl.DataFrame({"a": a, "b": b, "price": price, "sold": np.where(a + b > 0, "yes", "no")})
+
+
+@pytest.mark.parametrize("name", ["iris", "breast_cancer", "wine", "diabetes", "digits"])
+def test_strong_predictors_are_no_giveaways(name):
+    assert problem_of(name, BUILT_IN[name]).giveaways == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "column"),
+    [
+        ("price", lambda f: f["price"] * 0.92),
+        ("price", lambda f: -f["price"].log()),
+        ("price", lambda f: (f["price"] + 1e-4).round(2)),
+        ("price", lambda f: (f["price"].log() - 1).abs().sign() * f["price"].rank()),
+        ("sold", lambda f: (f["sold"] == "yes").cast(pl.Int8)),
+        ("sold", lambda f: f["sold"].replace({"yes": "closed", "no": "open"})),
+        ("sold", lambda f: pl.when(f["sold"] == "yes").then(pl.Series(range(N)) * 0.1)),  # known if sold
+        ("sold", lambda f: pl.Series(np.where(f["sold"] == "yes", 5.0, -5.0) + f["b"].to_numpy())),
+    ],
+)
+def test_giveaways_are_found(target, column):
+    frame = honest().drop({"price": "sold", "sold": "price"}[target])
+    frame = frame.with_columns(pl.select(column(honest()).alias("later")).to_series())
+    problem = problem_of(frame, target)
+    assert problem.giveaways == ("later",)
+    (use,) = [use for use in problem.columns if use.name == "later"]
+    assert use.hint == "--as later=id"
+    assert problem_of(frame, target, as_={"later": "id"}).giveaways == ()
+
+
+def test_values_of_single_rows_tell_nothing():
+    """Every text belongs to one class, but no row is told by another one."""
+    draws = np.random.default_rng(0)
+    target = draws.integers(0, 2, N)
+    frame = pl.DataFrame({"name": [f"name {i}" for i in draws.permutation(N)]})
+    assert find_giveaways(frame, target, "classification") == []
+
+
+def doubled(seed=0):
+    """Half of the rows twice, in random order, with a name that copies share."""
+    frame = honest(200, seed).with_columns(pl.Series("name", [f"n{i}" for i in range(200)]))
+    return pl.concat([frame, frame[:100]]).sample(fraction=1.0, shuffle=True, seed=seed)
+
+
+@pytest.mark.parametrize("target", ["price", "sold"])
+def test_copies_stay_together(target):
+    """Neither the test rows nor the validation rows of a fold have copies among the others."""
+    frame = doubled()
+    problem = problem_of(frame, target)
+    assert "100 of 300 rows equal another one." in " ".join(problem.notices)
+    name = frame["name"].to_numpy()
+    plan = make_shift(problem, repeats=2)
+    for fold in plan.folds:
+        assert not set(name[fold.test]) & set(name[fold.train])
+        assert not set(name[fold.fit]) & set(name[fold.validation])
+        assert len(fold.test) == pytest.approx(60, abs=15)
+    assert sorted(np.concatenate([fold.test for fold in plan.folds[:5]])) == list(range(300))
+    assert len(np.unique(plan.clusters)) == 200
+    again = problem_of(frame.unique(), target)
+    assert again.copies is None
+    assert not any("cop" in each for each in again.notices)
+
+
+def test_equal_rows_of_few_categories_are_no_copies():
+    draws = np.random.default_rng(0)
+    frame = pl.DataFrame({name: draws.integers(0, 3, 500) for name in "abc"}).cast(pl.String)
+    frame = frame.with_columns(pl.Series("y", np.where(draws.random(500) < 0.3, "yes", "no")))
+    problem = problem_of(frame)
+    assert problem.copies is None
+    # one column that belongs to the classes one to one: rows are few, and still it is no identifier
+    codes = [f"c{i % 10}" for i in range(200)]
+    pair = pl.DataFrame({"code": codes, "y": [int(code[1:]) % 2 for code in codes]})
+    assert find_copies(pair).by_chance
+    assert problem_of(pair).features.columns == ["code"]
+
+
+def test_test_rows_that_training_knows_are_a_warning():
+    frame = honest(200).drop("price")
+    known = pl.concat([honest(60, seed=1).drop("price"), frame[:7]])
+    problem = problem_of(frame, "sold", test=read_table(known))
+    assert any("7 test rows are copies of training rows" in each for each in problem.notices)
+    clean = problem_of(frame, "sold", test=read_table(known[:60]))
+    assert not any("copies" in each for each in clean.notices)

@@ -1,12 +1,26 @@
 """Tables are read as they are written: CSV, Parquet and frames; errors name the broken file."""
 
+import datetime
+import json
+import shlex
+
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 
-from elliptica.tables.table import BUILT_IN, TableError, read_table
-from table_cases import rows
+from elliptica.tables.table import (
+    BUILT_IN,
+    Column,
+    Table,
+    TableError,
+    find_date,
+    find_number,
+    read_inputs,
+    read_table,
+    recognise,
+)
+from table_cases import problem_of, rows
 
 
 def write(folder, text, name="data.csv"):
@@ -143,3 +157,257 @@ def test_a_name_with_brackets_is_no_pattern(tmp_path):
             frame = pl.DataFrame([row], schema=["a", "b"], orient="row")
             getattr(frame, f"write_{ending}")(tmp_path / f"{name}.{ending}")
         assert read_table(tmp_path / f"data[1].{ending}").frame.rows() == [("1", "2")]
+
+
+N = 200
+WORDS = [f"a house near lake {i % 120}" for i in range(N)]
+
+
+def column_of(cells, name="c", **options):
+    """The notation of a column that must be an input."""
+    column = recognise(pl.Series(name, cells), **options)[1]
+    assert column is not None
+    return column
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (["3,655", "812", "1,200"], [3655, 812, 1200]),
+        (["3,655", "12,5", "1,2"], [3.655, 12.5, 1.2]),  # 12,5 can only be a decimal comma
+        (["3,655", "0,123"], [3.655, 0.123]),  # no thousand begins with zero
+        (["1.234,56", "7,5"], [1234.56, 7.5]),
+        (["1,234.56", "7.5"], [1234.56, 7.5]),
+        (["1.234.567", "12"], [1234567, 12]),
+        (["1 234 567", "-12.5"], [1234567, -12.5]),
+        (["1'234", "1'234'567.5"], [1234, 1234567.5]),
+        (["$1,200", "-$3", "$ 4.5"], [1200, -3, 4.5]),
+        (["1.200,50 €", "3 €"], [1200.5, 3]),
+        (["12%", "3.5 %"], [12, 3.5]),
+        (["104,62 m²", "80 m²", "1.204,5 m²"], [104.62, 80, 1204.5]),
+        (["90 km/h", "1,204 km/h"], [90, 1204]),
+        (["1e3", "2.5e-1", "+.5", "7."], [1000, 0.25, 0.5, 7]),
+    ],
+)
+def test_numbers_in_one_notation(cells, numbers):
+    column, share = find_number(pl.Series("c", cells))
+    assert share == 1
+    assert column.read(pl.Series("c", cells)).to_list() == numbers
+    for i, cell in enumerate(cells):  # alone as beside others
+        assert column.read(pl.Series("c", [cell])).to_list() == numbers[i : i + 1]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["$5", "€5"], ["12%", "0.12"], ["1,5,3", "2"], ["5 kg", "3"], ["1 day", "2 days"], ["5", "inf"]],
+    ids=" ".join,
+)
+def test_cells_in_several_notations_are_categories(cells):
+    assert column_of(cells * 9).kind == "category"
+
+
+@pytest.mark.parametrize(
+    ("cells", "form", "zone"),
+    [
+        (["2006-01-31", "2006-12-01 12:30", "2006-12-01T12:30:01.5"], "ISO 8601", False),
+        (["2006-01-31T12:30:00Z", "2006-01-31 12:30:00+02:00"], "ISO 8601", True),
+        (["31/01/2006", "01/02/2006"], "%d/%m/%Y", False),
+        (["01/31/2006", "01/02/2006"], "%m/%d/%Y", False),
+        (["31.01.2006", "1.2.2006"], "%d.%m.%Y", False),
+        (["3 Jan 2006", "12 Feb 2007"], "%d %b %Y", False),
+    ],
+)
+def test_dates_in_one_format(cells, form, zone):
+    column = find_date(pl.Series(cells))
+    assert (column.format, column.zone) == (form, zone)
+    assert column.read(pl.Series(cells)).dt.year().to_list() == [2006] * (len(cells) - 1) + (
+        [2007] if "Feb" in cells[-1] else [2006]
+    )
+
+
+def test_time_zones_are_converted_to_utc():
+    cells = ["2006-01-31T12:30:00Z", "2006-01-31T12:30:00+02:00"]
+    read = find_date(pl.Series(cells)).read(pl.Series(cells))
+    assert read.to_list() == [datetime.datetime(2006, 1, 31, hour, 30) for hour in (12, 10)]
+    typed = pl.Series("c", [datetime.datetime(2020, 1, 1)] * 3).dt.replace_time_zone("Europe/Berlin")
+    assert find_date(typed).read(typed)[0] == datetime.datetime(2019, 12, 31, 23)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind", "hint"),
+    [
+        ("id", [i * i for i in range(N)], "id", "--as id=number"),
+        ("PassengerId", [3 * i for i in range(N)], "id", "--as PassengerId=number"),
+        ("Unnamed: 0", [3 * i for i in range(N)], "id", "--as 'Unnamed: 0=number'"),
+        ("customer_id", [i // 3 for i in range(N)], "id", "--as customer_id=number"),
+        ("store_id", [i % 9 for i in range(N)], "category", "--as store_id=number"),
+        ("area", [i * i for i in range(N)], "number", ""),  # all differ, but nothing says that they name rows
+        ("n", list(range(5, N + 5)), "id", "--as n=number"),
+        ("n", [str(i) for i in range(N)], "id", "--as n=number"),
+        ("tracking", [10**16 + 7919 * i for i in range(N)], "id", "--as tracking=number"),
+        ("parcel", [str(10**25 + 7919 * (i % 20)) for i in range(N)], "category", "--as parcel=number"),
+        ("who", [f"X{i:03d}" for i in range(N)], "id", "--as who=category"),
+        ("title", WORDS, "text", "--as title=id"),
+        ("town", [f"t{i % 80}" for i in range(N)], "text", "--as town=id"),  # different in 40 % of the rows
+        ("town", [f"t{i % 30}" for i in range(N)], "category", ""),
+        ("town", [f"t{i}" if i < 30 else "t" for i in range(N)], "category", "--as town=text"),
+        ("minutes", ["00", "05", "10", "15"] * 50, "category", ""),
+        ("region", [i % 7 for i in range(N)], "category", "--as region=number"),
+        ("rooms", [1 + i % 7 for i in range(N)], "number", ""),
+        ("weight", [f"{i % 7} kg" for i in range(N)], "number", "--as weight=category"),
+        ("day", [20060101 + i % 28 for i in range(N)], "date", ""),
+        ("ok", [True, False] * 100, "category", ""),
+        ("ok", ["True", "FALSE"] * 100, "category", ""),
+        ("one", [7] * N, "unused", ""),
+        ("none", [None] * N, "unused", ""),
+        ("lists", [[1], [2]] * 100, "unused", ""),
+    ],
+)
+def test_rules(name, values, kind, hint):
+    use, column = recognise(pl.Series(name, values))
+    assert (use.kind, use.hint) == (kind, hint)
+    assert (column is None) == (kind in ("id", "unused"))
+    if hint:  # what the hint says works, and is not said again
+        option, _, wanted = shlex.split(hint)[1].partition("=")
+        again = recognise(pl.Series(name, values), as_=wanted)[0]
+        assert (again.name, again.kind, again.hint) == (option, wanted, "")
+
+
+def test_a_text_among_numbers_is_named():
+    cells = pl.Series("age", [*(str(1.5 * i) for i in range(99)), "unknown"])
+    use, column = recognise(cells)
+    assert column.kind == "text"
+    assert "'unknown'" in use.detail
+    with pytest.raises(TableError, match="'age', row 100"):
+        recognise(cells, as_="number")
+
+
+def test_categories_that_are_joined_are_counted():
+    """Beyond 50 categories, and for those in fewer than 5 rows."""
+    many = recognise(pl.Series("store_id", [i % 40 if i < 300 else 40 + i % 7 for i in range(310)]))[0]
+    assert many.kind == "category"
+    assert "the 7 rarest as one" in many.detail
+
+
+def test_overrides():
+    def read(values, as_):
+        cells = pl.Series("c", values)
+        return recognise(cells, as_=as_)[1].read(cells).to_list()
+
+    assert read([1, 2, 3], "category") == ["1", "2", "3"]
+    assert read([1.0, 2.5, None], "category") == ["1", "2.5", "(missing)"]
+    assert read(["a", None], "text") == ["a", ""]
+    assert read([20060131, 20060201], "date")[1] == datetime.datetime(2006, 2, 1)
+    for values, as_ in ((["cheap", "dear"] * 9, "number"), (["cheap", "dear"] * 9, "date")):
+        with pytest.raises(TableError, match="'c'"):
+            recognise(pl.Series("c", values), as_=as_)
+
+
+def test_decimal_commas_of_a_file_decide_on_points(tmp_path):
+    """1.234 is a thousand where another column has decimal commas, also in rows of its own."""
+    for commas, first in ((False, 1.1), (True, 1100.0)):
+        lines = [f"{1 + i % 9}.{100 + i};{i * i}{',5' * commas};{'ab'[i % 2]}" for i in range(60)]
+        (tmp_path / "a.csv").write_text("people;size;y\n" + "\n".join(lines))
+        problem = problem_of(tmp_path / "a.csv")
+        assert problem.features["people"][0] == first
+        alone = Table(pl.DataFrame({"people": ["2.345"], "size": ["7"]}), "alone")
+        assert read_inputs(problem.inputs, alone)["people"][0] == 2345 * first / 1100
+
+
+MESSY = {
+    "price": [f"€ {1000 + 37 * i:,}" for i in range(60)],
+    "sold": [f"{1 + i % 28:02d}.{1 + i % 12:02d}.200{i % 5}" for i in range(60)],
+    "seen": [datetime.datetime(2020, 1, 1, i % 24) for i in range(60)],
+    "zip": [f"0{100 + i % 3}" for i in range(60)],
+    "region": [i % 4 for i in range(60)],
+    "ok": [i % 4 == 0 for i in range(60)],
+    "note": [f"number {i} of the remarks about it" for i in range(60)],
+    "area": [float(i * i) for i in range(60)],
+}
+
+
+def test_another_table_is_read_alike(tmp_path):
+    """From a frame, from CSV, row by row, and after a trip through JSON: the same inputs."""
+    frame = rows(**MESSY)
+    problem = problem_of(frame)
+    kinds = ["number", "number", "date", "date", *["category"] * 3, "text", "number"]
+    assert list(problem.kind_of.values()) == kinds
+    columns = [Column.from_json(each) for each in json.loads(json.dumps(problem.reading()))["columns"]]
+    assert columns == list(problem.inputs)
+    frame.write_csv(tmp_path / "a.csv")
+    for table in (read_table(frame), read_table(tmp_path / "a.csv")):
+        assert read_inputs(columns, table).equals(problem.features)
+        parts = [read_inputs(columns, Table(row, "row")) for row in table.frame.iter_slices(1)]
+        assert pl.concat(parts).equals(problem.features)
+    assert not any(column.is_new(problem.features[column.name]).any() for column in columns)
+
+
+# ---- evidence.md 11: errors that came from a notation that differs between two files
+
+
+@pytest.mark.parametrize(
+    ("trained", "cells"),
+    [
+        pytest.param(["2006-01-31T12:30Z", "2006-02-01T12:30Z"], ["2006-01-31T12:30"], id="S6 no zone"),
+        pytest.param(["2006-01-31T12:30", "2006-02-01T12:30"], ["2006-01-31T12:30Z"], id="S6 zone"),
+        pytest.param(["5%", "7%"], ["0.05"], id="S7 share"),
+        pytest.param(["5%", "7%"], [0.05], id="S7 number"),
+        pytest.param(["$5", "$7"], ["€5"], id="S7 currency"),
+        pytest.param(["5", "7"], ["5%"], id="S7 percent"),
+        pytest.param(["1.5", "2.5"], ["2.5", "1,5"], id="S8 comma"),
+        pytest.param(["1,5", "2,25"], ["1.234"], id="S8 point"),
+        pytest.param(["31/01/2006", "01/02/2006"], ["01/31/2006"], id="month first"),
+        pytest.param([1.5, 2.5], [float("inf")], id="infinite"),
+        pytest.param([1.5, 2.5], ["much"], id="text"),
+        pytest.param(["00", "05"], [5], id="lost zeros"),
+    ],
+)
+def test_cells_that_do_not_fit_are_named(trained, cells):
+    column = column_of(trained * 9)
+    with pytest.raises(TableError, match=rf"'c', row {len(cells)}:"):
+        column.read(pl.Series("c", cells))
+
+
+def test_a_zone_is_not_taken_from_frames_either():
+    day = pl.Series("c", [datetime.datetime(2020, 1, i) for i in range(1, 9)])
+    berlin = day.dt.replace_time_zone("Europe/Berlin")
+    for trained, other in ((day, berlin), (berlin, day)):
+        with pytest.raises(TableError, match="'c', row 1:"):
+            find_date(trained).read(other)
+    tokyo = berlin.dt.convert_time_zone("Asia/Tokyo")
+    assert find_date(berlin).read(tokyo).equals(find_date(berlin).read(berlin))
+
+
+def test_whole_numbers_above_2_to_53_stay_apart(tmp_path):
+    """S2: as category, group or split they must not merge, from frames and from files."""
+    many = [2**53 + i % 6 for i in range(60)]
+    frame = rows(parcel=many)
+    frame.write_csv(tmp_path / "a.csv")
+    for source in (frame, tmp_path / "a.csv"):
+        assert problem_of(source).features["parcel"].n_unique() == 6
+        assert len(set(problem_of(source, split_by="parcel").blocks)) == 6
+        assert len(set(problem_of(source, group="parcel").groups)) == 6
+        target = problem_of(source, "parcel", task="classification")
+        assert target.classes == sorted(set(many))
+    column = problem_of(frame).inputs[-1]
+    assert column.read(pl.Series("parcel", [str(2**53 + 1)])).to_list() == [str(2**53 + 1)]
+    with pytest.raises(TableError, match="row 1"):  # a float has lost the last digit
+        column.read(pl.Series("parcel", [float(2**53 + 1)]))
+
+
+def test_a_cell_is_read_without_the_others():
+    """S8: "1,234" is 1234 in a column of thousands, whatever the other rows of a new file hold."""
+    column = column_of(["1,234", "987", "2,500"])
+    assert column.read(pl.Series("c", ["1,234"])).to_list() == [1234.0]
+    with pytest.raises(TableError, match="row 2"):
+        column.read(pl.Series("c", ["1,234", "2,5"]))
+
+
+def test_new_values():
+    problem = problem_of(rows(c=["u", "v"] * 30))
+    new = pl.DataFrame({"x": [1.0, 99.0, None], "c": ["w", "u", None]})
+    inputs = read_inputs(problem.inputs, Table(new, "new"))
+    beyond = [column.is_new(inputs[column.name]).to_list() for column in problem.inputs]
+    assert beyond == [[False, True, False], [True, False, True]]
+    with pytest.raises(TableError, match="'c'"):
+        read_inputs(problem.inputs, Table(new.drop("c"), "new"))

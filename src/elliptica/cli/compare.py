@@ -76,7 +76,7 @@ def compare(
         _option(
             _EFFORT,
             "Other settings: folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, "
-            "bounded, target_rows, group_as_input. Repeatable.",
+            "bounded. Repeatable.",
             "--set",
             metavar="NAME=VALUE",
         ),
@@ -145,11 +145,11 @@ def _train(session: Session, console: Console) -> bool:
 
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:
     """Write reports and model of what is finished, and print the result."""
-    from elliptica.tables.model import describe_target_rows, fit_model
-    from elliptica.tables.page import describe_model, describe_rows, facts, write_reports
-    from elliptica.tables.store import MODEL
+    from elliptica.tables.comparison import MODEL
+    from elliptica.tables.model import fit_model
+    from elliptica.tables.page import describe_model, facts, write_reports
 
-    comparison, said = session.result(), []
+    comparison = session.result()
     n_folds = count(len(comparison.shift.folds), "fold")
     done = f"{len(comparison.finished)} of {n_folds} finished and kept in {out}"
     if not comparison.finished:
@@ -158,12 +158,10 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
         return
     if not interrupted:
         with console.status("training the model on all rows"):
-            model = fit_model(comparison, out / MODEL)
-            if (rows := describe_target_rows(comparison, model)) is not None:
-                said = describe_rows(rows, comparison.best)
+            fit_model(comparison, out / MODEL)
     session.store.write({"summary": facts(comparison)})
-    write_reports(comparison, out, said)
-    _print_result(comparison, said, console)
+    write_reports(comparison, out)
+    _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
         print_text(console, escape(f"Interrupted: {done}. {page}. Rerun the same command to resume."))
@@ -205,8 +203,8 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
     console.print(grid, highlight=False)
 
 
-def _print_result(comparison: Comparison, target_rows: list[str], console: Console) -> None:
-    from elliptica.tables.page import cautions, footnotes, range_words, result_rows
+def _print_result(comparison: Comparison, console: Console) -> None:
+    from elliptica.tables.page import FOOTNOTE, cautions, range_words, result_rows
 
     narrow = console.is_terminal and console.width < 100
     rows = result_rows(comparison, most=2 if narrow else 3)
@@ -214,10 +212,10 @@ def _print_result(comparison: Comparison, target_rows: list[str], console: Conso
         rows = [[*row[:-1], row[-1].replace(") ", ")\n")] for row in rows]
     _print_table(rows, console, right=range(1, len(rows[0]) - 1))
     verdict = comparison.verdict
-    for note in footnotes(comparison):
-        print_text(console, f"  {escape(note)}")
+    if any("†" in row[0] for row in rows):
+        print_text(console, f"  {FOOTNOTE}")
     print_text(console, f"[bold]{escape(verdict.headline)}[/bold]")
-    for text in (" ".join(verdict.sentences), *range_words(comparison), " ".join(target_rows)):
+    for text in (" ".join(verdict.sentences), *range_words(comparison)):
         if text:
             print_text(console, escape(text))
     for caution in cautions(comparison):
@@ -267,7 +265,7 @@ def predict(
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
     require_extra("tables", "polars", "sklearn", "safetensors")
-    from elliptica.tables.predict import predict_file
+    from elliptica.tables.model import predict_file
     from elliptica.tables.table import TableError
 
     console = Console()

@@ -114,7 +114,7 @@ def _saved(
     model: Path, data: Path, target: str | None, group: str | None, test: Path | None, unlabelled: Path | None
 ) -> FittedModel:
     """Load a model that a comparison or an estimator saved, with tables for it; print notices."""
-    from elliptica.tables.predict import fitted_predictor, read_labelled, read_unlabelled
+    from elliptica.tables.model import fitted_predictor, read_labelled, read_unlabelled
 
     tables = [data] if test is None else [data, test]
     rows = [read_labelled(model, table, target, group=group) for table in tables]

@@ -203,12 +203,6 @@ def judge_seeds(
         reference: Usually ordinary training.
         test_share: Ratio of test rows to training rows if each seed splits the same rows again; intervals
             are then corrected for training rows that seeds share. Zero for fixed test rows.
-
-    Example:
-        >>> measure = Measure("average", "RMSE", higher_is_better=False, decimals=2)
-        >>> erm, new = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 1.0, 1: 1.0, 2: 1.0}
-        >>> judge_seeds({"average": {"erm": erm, "new": new}}, [measure], ["erm", "new"], "erm").headline
-        'No method is shown to have a better RMSE than erm.'
     """
     first = measures[0]
     others = [m for m in methods if m != reference and values[first.name].get(m)]

@@ -4,8 +4,8 @@
 Names are imported when first used, so that ``elliptica predict`` need not wait for all of them.
 """
 
-import importlib
 import importlib.util
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from elliptica._utils.extras import missing_package
@@ -15,36 +15,17 @@ for _package in ("polars", "sklearn", "skrub"):
         raise missing_package("elliptica.tables", "tables", _package)
 
 if TYPE_CHECKING:
-    from elliptica.report.judge import Verdict
-    from elliptica.tables.comparison import Comparison, Options, compare
-    from elliptica.tables.model import describe_target_rows, fit_model
-    from elliptica.tables.predict import predict_file
+    from elliptica.tables.comparison import Comparison, Options, Verdict, compare
+    from elliptica.tables.model import fit_model, predict_file
     from elliptica.tables.table import TableError
 
-_HOME = {
-    "Comparison": "tables.comparison",
-    "Options": "tables.comparison",
-    "TableError": "tables.table",
-    "Verdict": "report.judge",
-    "compare": "tables.comparison",
-    "describe_target_rows": "tables.model",
-    "fit_model": "tables.model",
-    "predict_file": "tables.predict",
-}
+_HOME = {"TableError": "table"} | dict.fromkeys(("Comparison", "Options", "Verdict", "compare"), "comparison")
+_HOME |= dict.fromkeys(("fit_model", "predict_file"), "model")
 
-__all__ = [
-    "Comparison",
-    "Options",
-    "TableError",
-    "Verdict",
-    "compare",
-    "describe_target_rows",
-    "fit_model",
-    "predict_file",
-]
+__all__ = ["Comparison", "Options", "TableError", "Verdict", "compare", "fit_model", "predict_file"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"elliptica.{_HOME[name]}"), name)
+    return getattr(import_module(f"elliptica.tables.{_HOME[name]}"), name)

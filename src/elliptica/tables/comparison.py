@@ -1,22 +1,28 @@
-"""Run a comparison on a table: `compare`, its options and its result."""
+"""Run a comparison on a table: `compare`, its options, its result and the folder of finished folds."""
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import threading
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from filelock import FileLock, Timeout
 from threadpoolctl import threadpool_limits
 
-from elliptica.report.judge import Verdict
+from elliptica import __version__
+from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
+from elliptica.report.judge import Verdict as Verdict
+from elliptica.report.page import present_versions
 from elliptica.tables.methods import (
     CONSTANT,
     JTT,
@@ -30,12 +36,119 @@ from elliptica.tables.methods import (
 )
 from elliptica.tables.metrics import Metric, Predictions, fifths, metrics_of, score
 from elliptica.tables.problem import TableProblem, Task, make_problem
-from elliptica.tables.protocol import Record, Report, prepare
 from elliptica.tables.shift import Fold, ShiftPlan, make_shift
-from elliptica.tables.store import Store, describe, file_head
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
-from elliptica.tables.training import run_methods
+from elliptica.tables.training import Record, Report, prepare, run_methods
 from elliptica.tables.verdict import PLACES, judge
+
+RESULTS, PREDICTIONS, MODEL = "results.json", "predictions.npz", "model.elliptica"
+#: Lock file of the process that works in the folder.
+LOCK = ".lock"
+#: Other files that a comparison writes.
+WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
+#: Version of the records: of rows, draws and training. Others cannot be mixed with these.
+FORMAT = 4
+
+
+class Store:
+    """The finished pieces of a comparison, in memory and (with a folder) on disk.
+
+    A folder belongs to one store at a time, until `close`; the system releases its lock when the process
+    ends. ``about`` must match for stored folds to be reused, but methods and repeats may be added; ``head``
+    is other content of the file.
+    """
+
+    def __init__(
+        self, folder: Path | None, about: Mapping[str, Any], plan: Plan, head: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.plan = folder, plan
+        self._about, self._head = json.loads(json.dumps({"format": FORMAT, **about})), dict(head)
+        self._records: dict[tuple[int, int, str], Record] = {}
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # fails now rather than after the first training
+            pass
+        self._lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            self._lock.acquire()
+            self._read(folder)
+        except Timeout as error:
+            raise TableError(
+                f"Another comparison is writing to {folder}. Wait until it ends, or choose another --out."
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release the folder to other processes; do not write afterwards."""
+        if self.folder is not None:
+            self._lock.release()
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Store finished pieces; what is stored already stays."""
+        self._records = {record.key: record for record in records} | self._records
+        if self.folder is None:
+            return
+        # predictions are written first: records without them are redone, the reverse is harmless
+        arrays: dict[str, Any] = {}
+        for key, record in self._records.items():
+            name = "/".join(map(str, key))
+            arrays |= {name: record.predicted, f"{name}/unbounded": record.unbounded}
+        with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
+            np.savez(handle, **dict(sorted(arrays.items())))
+        self.write()
+
+    def __contains__(self, key: tuple[int, int, str]) -> bool:
+        return key in self._records
+
+    def records(self) -> tuple[Record, ...]:
+        """Return the finished pieces of the plan's methods, fold by fold."""
+        order = {method: number for number, method in enumerate(self.plan.methods)}
+        records = [record for record in self._records.values() if record.method in order]
+        return tuple(sorted(records, key=lambda r: (r.repeat, r.fold, order[r.method])))
+
+    def write(self, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the file atomically."""
+        if self.folder is None:
+            return
+        content = {
+            "about": self._about,
+            **self._head,
+            "plan": asdict(self.plan),
+            **(extra or {}),
+            "records": [self._records[key].to_json() for key in sorted(self._records)],
+        }
+        write_atomically(self.folder / RESULTS, json.dumps(content, indent=1), durable=True)
+
+    def _read(self, folder: Path) -> None:
+        """Read the records of the same comparison; other files are not overwritten."""
+        file = folder / RESULTS
+        if not file.exists():
+            if foreign := [name for name in WRITTEN if (folder / name).exists()]:
+                raise TableError(f"{folder} holds {foreign[0]} of something else. Choose another --out.")
+            return
+        try:
+            content = read_json(file)
+            about, arrays = content["about"], {}
+            if (folder / PREDICTIONS).exists():
+                arrays = read_arrays(folder / PREDICTIONS)
+            for values in content["records"]:
+                name = f"{values['repeat']}/{values['fold']}/{values['method']}"
+                if f"{name}/unbounded" in arrays:  # records without predictions are redone
+                    record = Record.from_json(values, arrays[name], arrays[f"{name}/unbounded"])
+                    self._records[record.key] = record
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise TableError(f"{file} cannot be read: {error!r}. Move it away.") from error
+        changed = [key for key in self._about if self._about[key] != about.get(key)]
+        if changed:
+            was, now = about.get(changed[0]), self._about[changed[0]]
+            raise TableError(
+                f"{folder} holds another comparison: {changed[0]} was {was!r} and is now {now!r}. Choose "
+                "another --out, or delete the folder."
+            )
+
 
 #: Called with the finished share of the whole and a message.
 Listener = Callable[[float, str], None]
@@ -221,10 +334,7 @@ class Options:
     time: str | None = None
     test: Any = None
     extrapolate: bool = False
-    target_rows: Any = None
-    group_as_input: bool = False
     as_: Mapping[str, str] = field(default_factory=dict)
-    ids: Sequence[str] = ()
     methods: Sequence[str] | None = None
     folds: int = 5
     repeats: int | None = None
@@ -258,11 +368,6 @@ class Options:
             plan = replace(plan, first_epochs=0)
         return plan
 
-    def identity(self, shift: ShiftPlan) -> dict[str, Any]:
-        """Return what must match for stored folds to be reused; methods and repeats may be added."""
-        names = ("folds", "trials", "epochs", "networks", "select", "bounded", "quick", "hidden", "seed")
-        return {"shift": shift.shift, **{name: getattr(self, name) for name in names}}
-
 
 @dataclass
 class Session:
@@ -285,11 +390,7 @@ class Session:
         out: str | Path | None = None,
         command: str = "",
     ) -> Session:
-        """Read the table and the folds that are already finished; arguments as in `compare`.
-
-        Raises:
-            TableError: If the table or the options cannot be used. Raised before any training.
-        """
+        """Read the table and the folds that are already finished; arguments as in `compare`."""
         options = options or Options()
         limits: dict[str, Any] = {"max_rows": options.max_rows, "sample": True, "seed": options.seed}
         table = read_table(source, **limits)
@@ -297,19 +398,33 @@ class Session:
         if target is None:
             columns = ", ".join(table.frame.columns[:20])
             raise TableError(f"No target was given. Name the column to predict: {columns}.")
-        others: dict[str, Any] = {
-            name: None if (given := getattr(options, name)) is None else read_table(given, **limits)
-            for name in ("test", "target_rows")
-        }
-        roles = ("task", "group", "split_by", "time", "group_as_input", "ids", "as_")
-        given_roles: dict[str, Any] = {name: getattr(options, name) for name in roles}
-        problem = make_problem(table, target, **given_roles, **others)
+        test = None if options.test is None else read_table(options.test, **limits)
+        roles = ("task", "group", "split_by", "time", "as_")
+        given: dict[str, Any] = {name: getattr(options, name) for name in roles}
+        problem = make_problem(table, target, test=test, **given)
         divide = ("folds", "repeats", "extrapolate", "seed")
         shift = make_shift(problem, **{name: getattr(options, name) for name in divide})
         plan = options.plan(problem, shift)
-        about = describe(problem, table.name, options.identity(shift))
-        folder = None if out is None else Path(out)
-        store = Store(folder, about, plan, file_head(problem, shift.words, command))
+        same = ("group", "time", "split_by", "folds", "trials", "epochs", "networks", "select", "bounded")
+        about = {
+            "elliptica": __version__,
+            "table": table.name,
+            "target": target,
+            "task": problem.task,
+            "shift": shift.shift,
+            **{name: getattr(options, name) for name in (*same, "quick", "hidden", "seed")},
+            "rows": len(problem.target),
+            "inputs": problem.features.columns,
+            "contents": problem.digest(),
+        }
+        head = {
+            "command": command,
+            "shift": shift.words,
+            "notices": list(problem.notices),
+            "columns": [asdict(column) for column in problem.columns],
+            "versions": present_versions("polars", "scikit-learn"),
+        }
+        store = Store(None if out is None else Path(out), about, plan, head)
         return cls(problem, shift, plan, store, table.name, options)
 
     def close(self) -> None:
@@ -353,7 +468,7 @@ class Session:
         for begin in range(0, len(folds), size):
             stack, methods = folds[begin : begin + size], set[str]()
             for fold in stack:
-                missing = {m for m in self.plan.methods if not self.store.has(fold.repeat, fold.number, m)}
+                missing = {m for m in self.plan.methods if (fold.repeat, fold.number, m) not in self.store}
                 others = {m for m in missing if METHODS[m].make is not None}
                 tasks += [_Task((fold,), (method,)) for method in others]
                 methods |= missing - others
@@ -441,9 +556,8 @@ def compare(
               ``split_by`` (a column: test on unseen values), ``extrapolate=True`` (test on the rows farthest
               from the rest); by default, random rows are tested;
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
-              ``as_`` (kinds of columns, e.g. ``{"code": "category"}``), ``ids``, ``group_as_input``,
-              ``target_rows`` (unlabelled rows that you want to predict), ``max_rows`` (a longer table is
-              sampled);
+              ``as_`` (kinds of columns, e.g. ``{"code": "category"}``; ``"id"``: not an input), ``max_rows``
+              (a longer table is sampled);
             - the methods: ``methods`` (names; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
               targets);

@@ -21,7 +21,7 @@ from elliptica.tables import data_findings as data
 from elliptica.tables import model_findings as model_of
 from elliptica.tables.evidence import COMPARABLE, NEIGHBOURS, Evidence, FittedModel, Rows
 from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding, Quantity, RowsOf, skipped
-from elliptica.tables.predict import fitted_predictor, read_labelled
+from elliptica.tables.model import fitted_predictor, read_labelled
 
 #: Returns findings, or a sentence if there is no problem.
 Judge = Callable[[Evidence], Finding | list[Finding] | str]

@@ -117,11 +117,6 @@ class Plan:
     seed: int = 0  # of trials, initial weights and noise
 
     @property
-    def network_methods(self) -> tuple[str, ...]:
-        """Methods that train networks."""
-        return tuple(name for name in self.methods if name in NETWORKS)
-
-    @property
     def survivors(self) -> int:
         """Number of trials that continue after ``first_epochs``."""
         return math.ceil(self.trials / 3) if self.first_epochs else self.trials
@@ -132,12 +127,7 @@ class Plan:
 
 
 def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
-    """Return the sizes of a plan for a number of training rows; larger tables get larger batches.
-
-    Example:
-        >>> sizes(400)["batch_size"], sizes(4000)["batch_size"], sizes(10**6)["batch_size"]
-        (32, 128, 256)
-    """
+    """Return the sizes of a plan for a number of training rows; larger tables get larger batches."""
     small, large = n_train <= 2_000, n_train > 10_000
     values = {
         "trials": 8,
@@ -153,15 +143,7 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
 
 
 def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tuple[str, ...]:
-    """Return the methods to compare, ordinary training first; None wants all that suit task and groups.
-
-    Raises:
-        TableError: If the task has no such method, or if it needs groups and there are none.
-
-    Example:
-        >>> choose_methods("regression", ["elliptic", "trees"], grouped=False)
-        ('erm', 'elliptic', 'trees')
-    """
+    """Return the methods to compare, ordinary training first; None wants all that suit task and groups."""
     known = [name for name, method in METHODS.items() if task in method.tasks]
     for name in wanted or ():
         if name not in known:
@@ -179,7 +161,7 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
     All networks share the draws of learning rate and weight decay, so that luck does not decide. Trials are
     the same in every fold. If the logarithm of the target is tried, the second trial is the first with it.
     """
-    ranges = _ranges(method)
+    ranges = {**(_SHARED if METHODS[method].make is None else {}), **METHODS[method].settings}
     if trial == 0 or (trial == 1 and plan.log_target):
         values = {name: usual for name, (usual, _, _) in ranges.items()}
     else:
@@ -188,11 +170,6 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
             for k, (name, (_, low, high)) in enumerate(ranges.items())
         }
     return {name: round(value) if name in _WHOLE else value for name, value in values.items()}
-
-
-def _ranges(method: str) -> dict[str, Range]:
-    shared = _SHARED if METHODS[method].make is None else {}
-    return {**shared, **METHODS[method].settings}
 
 
 def _even(ends: tuple[float, float], name: str, k: int, trial: int, plan: Plan) -> float:

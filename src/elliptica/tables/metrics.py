@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -105,6 +105,10 @@ class Predictions:
             if not np.isfinite(values[self.tested]).all():
                 raise ValueError(f"Predictions of {name!r} are not finite for tested rows.")
 
+    def only(self, methods: Sequence[str]) -> Predictions:
+        """Return the predictions of these methods."""
+        return replace(self, values={method: self.values[method] for method in methods})
+
     @cached_property
     def tested(self) -> np.ndarray:
         """Whether the row was tested, by repeat and row."""
@@ -204,6 +208,10 @@ def score(
     scores: dict[str, dict[str, float]] = {}
     parts = score_parts(predictions)
     means = {name: each.sum((0, 2)) / predictions.tested.sum() for name, each in predictions.losses.items()}
+    if predictions.task == "classification":
+        right, labels = predictions.losses["right"], predictions.labels
+        counts, by_class = part_means(predictions, right, labels, len(predictions.classes))
+        balanced = by_class[:, counts > 0].mean(1)
     for number, method in enumerate(predictions.values):
         mean = {name: float(each[number]) for name, each in means.items()}
         values = parts.values[method].values()
@@ -211,10 +219,10 @@ def score(
             scores[method] = {
                 "accuracy": mean["right"],
                 f"worst_{parts.kind}_accuracy": min(values),
-                "balanced_accuracy": _balanced(predictions, number),
+                "balanced_accuracy": float(balanced[number]),
                 "log_loss": mean["log"],
                 "brier": mean["brier"],
-                "calibration_error": _calibration_error(predictions, method),
+                "calibration_error": float(np.mean([_gap(*each) for each in _sure(predictions, method)])),
             }
             continue
         scores[method] = {
@@ -229,11 +237,7 @@ def score(
 
 
 def score_parts(predictions: Predictions) -> PartScores:
-    """Compute accuracy or RMSE of each class, group or fifth of the targets.
-
-    Raises:
-        ValueError: If no tested row belongs to a part.
-    """
+    """Compute accuracy or RMSE of each class, group or fifth of the targets."""
     names, numbers = predictions.parts
     is_class = predictions.task == "classification"
     loss = predictions.losses["right" if is_class else "square"]
@@ -274,20 +278,11 @@ def _bands(bounds: np.ndarray) -> list[str]:
     return [f"band {1 + number}: {name}" for number, name in enumerate(names)]
 
 
-def _balanced(predictions: Predictions, place: int) -> float:
-    right = predictions.losses["right"][:, [place]]
-    counts, means = part_means(predictions, right, predictions.labels, len(predictions.classes))
-    return float(means[0, counts > 0].mean())
-
-
-def _calibration_error(predictions: Predictions, method: str) -> float:
-    gaps = []
+def _sure(predictions: Predictions, method: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield, for each repeat, the confidence of tested rows and whether they are right."""
     for values, tested in zip(predictions.values[method], predictions.tested, strict=True):
         if tested.any():
-            confidence = values[tested].max(1)
-            right = values[tested].argmax(1) == predictions.labels[tested]
-            gaps.append(_gap(confidence, right))
-    return float(np.mean(gaps))
+            yield values[tested].max(1), values[tested].argmax(1) == predictions.labels[tested]
 
 
 def _gap(confidence: np.ndarray, right: np.ndarray) -> float:

@@ -1,37 +1,40 @@
-"""Train the final model of a comparison, and describe the rows that it will predict."""
+"""Train the final model of a comparison, and read tables for saved models, to predict or evaluate."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
+import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import StandardScaler
 
+from elliptica._utils.files import replacing
 from elliptica._utils.random import stream_seed
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
+from elliptica.estimators import EllipticClassifier, load, read_notes, save
 from elliptica.estimators.fit import Fit
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.methods import JTT, NAMES, REFERENCE, Plan, draw_settings
-from elliptica.tables.problem import TableProblem
-from elliptica.tables.protocol import final_trial
+from elliptica.tables.evidence import FittedModel, Predictor, Rows
+from elliptica.tables.findings import RowsOf
+from elliptica.tables.methods import JTT, METHODS, NAMES, REFERENCE, Plan, draw_settings
+from elliptica.tables.problem import TableProblem, Target
 from elliptica.tables.shift import final_fold, make_preprocessor
-from elliptica.tables.table import TableError
-from elliptica.tables.training import (
-    Recipe,
-    fit_models,
-    make_model,
-    training_groups,
-    unbounded,
-    upweighted,
+from elliptica.tables.table import (
+    ISO,
+    MAX_ROWS,
+    Column,
+    Table,
+    TableError,
+    check_column,
+    read_inputs,
+    read_table,
 )
-
-#: Maximum number of training rows in the search for nearest neighbours.
-_NEIGHBOURS_AMONG = 20_000
+from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups, upweighted
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,7 @@ class FinalSettings(Recipe):
 
 
 def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
-    """Return the settings of the winner (or another method): the trial that was best over all folds.
-
-    Raises:
-        TableError: If no fold of the method is finished.
-    """
+    """Return the settings of the winner (or another method): the trial that was best over all folds."""
     method = method or comparison.best
     records = [record for record in comparison.records if record.method == method and not record.error]
     if not records:
@@ -76,9 +75,6 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         comparison: A comparison with at least one finished fold.
         file: File to save the model to, or None.
         method: Method to train instead of the winner.
-
-    Returns:
-        Preprocessing and model in a pipeline; it accepts frames with the input columns.
     """
     plan, final = comparison.plan, final_settings(comparison, method)
     fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
@@ -92,7 +88,16 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         wrong = np.asarray(network.predict(problem.features) != problem.target)
     pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed), wrong)
     if file is not None:
-        save(pipeline, file, notes=notes_of(comparison, final))
+        notes = {  # what predictions for another table need besides the model itself
+            "target": problem.target_name,
+            "ids": list(problem.ids),
+            "reading": problem.reading(),
+            "method": final.method,
+            # False if no method was shown to be better than a constant prediction
+            "predicts": comparison.verdict.predicts,
+            "shift": comparison.shift.words,
+        }
+        save(pipeline, file, notes=notes)
     return pipeline
 
 
@@ -105,37 +110,15 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
 def fit_pipeline(
     problem: TableProblem, plan: Plan, final: FinalSettings, seed: int, wrong: np.ndarray | None = None
 ) -> Pipeline:
-    """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows.
-
-    Args:
-        problem: The rows.
-        plan: Sizes of networks.
-        final: Method and settings.
-        seed: Seed of the training.
-        wrong: Rows that the first stage of JTT misclassifies.
-    """
+    """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
     preprocess = make_preprocessor(problem)
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
-    groups = training_groups(problem) if final.sees_groups else None
+    groups = training_groups(problem) if METHODS[final.method].sees_groups else None
     fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
     return Pipeline([("table", preprocess), ("model", model)])
-
-
-def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
-    """Collect what predictions for another table need besides the model itself."""
-    problem = comparison.problem
-    return {
-        "target": problem.target_name,
-        "ids": list(problem.ids),
-        "reading": problem.reading(),
-        "method": final.method,
-        # False if no method was shown to be better than a constant prediction
-        "predicts": getattr(comparison.verdict, "predicts", True),
-        "shift": comparison.shift.words,
-    }
 
 
 def _soften(model: Any, temperature: float) -> None:
@@ -154,45 +137,245 @@ def _soften(model: Any, temperature: float) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TargetRows:
-    """How far unlabelled rows lie from the training rows, and what is predicted for them."""
-
-    rows: int
-    #: Share of rows whose nearest training row is farther than that of 95 % and 99 % of the training rows.
-    beyond_95: float
-    beyond_99: float
-    #: Share of predicted numbers outside the range of the targets; None for classes.
-    beyond_range: float | None
+#: Most rows that are predicted at once.
+MOST_PREDICTED = 2_000_000
+#: Text that a spreadsheet would run as a formula, unless it is a number.
+_FORMULA = r"^[=+\-@\t\r]"
 
 
-def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows | None:
-    """Measure how far the unlabelled rows lie from the training rows; None if there are none.
+def predict_file(
+    model: str | Path,
+    source: Any,
+    out: str | Path | None = None,
+    *,
+    proba: bool = False,
+    ids: Sequence[str] = (),
+    max_rows: int = MOST_PREDICTED,
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Predict every row of a table, in its order, as ``elliptica predict`` does.
+
+    The table is read in the notation of training, while a pipeline from `elliptica.estimators.load` expects
+    columns that have been read already.
 
     Args:
-        comparison: A comparison with ``target_rows`` in its problem.
-        model: The result of `fit_model`.
+        model: File written by `fit_model` or ``elliptica compare``.
+        source: CSV or Parquet file, or a frame, with the input columns; others are ignored.
+        out: File for the predictions, CSV, or Parquet if its name says so; None writes nothing. In CSV, text
+            that a spreadsheet would run as a formula is prefixed with an apostrophe.
+        proba: Also return the probability of each class.
+        ids: Columns to copy to the predictions, besides the ids of the comparison.
+        max_rows: Maximum number of rows; longer tables raise.
+
+    Returns:
+        The predictions, each with its row number and ids, and notices about the table.
     """
-    problem, wanted = comparison.problem, comparison.problem.target_rows
-    if wanted is None:
-        return None
-    draws = np.random.default_rng(stream_seed("neighbours", comparison.plan.seed))
-    known = np.asarray(model[0].transform(problem.features))
-    rows = np.asarray(model[0].transform(wanted))
-    scaler = StandardScaler().fit(known)
-    if len(known) > _NEIGHBOURS_AMONG:
-        known = known[draws.choice(len(known), _NEIGHBOURS_AMONG, replace=False)]
-    search = NearestNeighbors(n_neighbors=1).fit(scaler.transform(known))
-    own = search.kneighbors()[0][:, 0]  # excludes the row itself
-    far = search.kneighbors(scaler.transform(rows))[0][:, 0]
-    limits = np.quantile(own, (0.95, 0.99))
-    beyond = None
-    if problem.task == "regression":
-        last = model[-1]
-        predicted = np.asarray(
-            (unbounded(last) if isinstance(last, EllipticRegressor) else last).predict(rows)
+    files = [Path(each).resolve() for each in (model, source) if isinstance(each, str | Path)]
+    if out is not None and Path(out).resolve() in files:
+        raise TableError(f"Predictions would overwrite {out}. Choose another --out.")
+    saved = load_model(Path(model))
+    if proba and not hasattr(saved.model, "classes_"):
+        raise TableError("This model predicts numbers, which have no probabilities. Omit --proba.")
+    table = read_table(source, max_rows=max_rows)
+    names = [name for name in saved.notes.get("ids", ()) if name in table.frame.columns]
+    for name in ids:
+        check_column(table, name, "id")
+    copied = [table.frame[name] for name in dict.fromkeys([*names, *ids])]
+    if not any(column.name == "row" for column in copied):
+        copied.insert(0, pl.Series("row", range(1, len(table.frame) + 1), dtype=pl.Int64))
+    inputs, _, notices = saved.read(table, {column.name for column in copied})
+    predictions = [pl.Series("prediction", np.asarray(saved.model.predict(inputs)))]
+    if proba:
+        chances = np.asarray(saved.model.predict_proba(inputs))
+        labels = saved.model.classes_.tolist()
+        predictions += [pl.Series(f"probability of {name}", chances[:, i]) for i, name in enumerate(labels)]
+    if saved.notes.get("predicts") is False:
+        notices.insert(
+            0, "Warning: in the comparison, no method was shown to be better than a constant prediction."
         )
-        low, high = problem.target.min(), problem.target.max()
-        beyond = float(((predicted < low) | (predicted > high)).mean())
-    beyond_95, beyond_99 = (float((far > limit).mean()) for limit in limits)
-    return TargetRows(len(rows), beyond_95, beyond_99, beyond)
+    result = pl.DataFrame([*copied, *predictions])
+    if out is not None:
+        with replacing(Path(out).resolve()) as part:
+            if Path(out).suffix.lower() == ".parquet":
+                result.write_parquet(part)
+            else:
+                quote_formulas(result).write_csv(part)
+    return result, (*table.notices, *notices)
+
+
+def quote_formulas(frame: pl.DataFrame) -> pl.DataFrame:
+    """Prefix text that a spreadsheet would run with an apostrophe, in cells and column names.
+
+    Example:
+        >>> frame = pl.DataFrame({"=id": ["=HYPERLINK(1)", "-5", "a", None]})
+        >>> quote_formulas(frame).to_dict(as_series=False)
+        {"'=id": ["'=HYPERLINK(1)", '-5', 'a', None]}
+    """
+    text = pl.col(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
+    risky = text.str.contains(_FORMULA) & text.cast(pl.Float64, strict=False).is_null()
+    quoted = frame.with_columns(pl.when(risky).then("'" + text).otherwise(text).name.keep())
+    return quoted.rename({name: f"'{name}" for name in frame.columns if re.match(_FORMULA, name)})
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model loaded from a file."""
+
+    name: str  # name of the file
+    model: Any  # the estimator without its preprocessing: a network, trees or a linear model
+    preprocessor: Any  # converts a table to the inputs; None: the model was trained on numbers
+    notes: Mapping[str, Any]  # other contents of the file
+
+    def columns(self, table: Table, used: Set[str]) -> list[Column]:
+        """Return how each input is read; ``used`` columns have another use.
+
+        Without notes of a comparison, cells are plain numbers, categories, ISO dates or texts.
+        """
+        if reading := self.notes.get("reading"):
+            return [Column.from_json(each) for each in reading["columns"]]
+        names = getattr(self.preprocessor or self.model, "feature_names_in_", None)
+        if names is None:
+            names = [name for name in table.frame.columns if name not in used]
+        kinds = getattr(self.preprocessor, "kinds_", ["number"] * len(names))
+        return [
+            Column(str(name), kind, format=ISO if kind == "date" else "")
+            for name, kind in zip(names, kinds, strict=True)
+        ]
+
+    def read(self, table: Table, used: Set[str]) -> tuple[Any, list[str], list[str]]:
+        """Convert a table to the inputs of the model; return them, their names, and notices."""
+        columns = self.columns(table, used)
+        inputs, notices = read_inputs(columns, table), []
+        new = {column.name: int(column.is_new(inputs[column.name]).sum()) for column in columns}
+        if most := [name for name in sorted(new, key=lambda name: -new[name]) if new[name]]:
+            shown = ", ".join(f"{name!r} in {new[name]:,} rows" for name in most[:5])
+            notices.append(
+                f"Numbers outside the range of training, or new categories: {shown}. The model was not "
+                "tested there."
+            )
+        unknown = [name for name in table.frame.columns if name not in used and name not in inputs.columns]
+        if unknown:
+            notices.append(f"Columns that the model does not use: {', '.join(map(repr, unknown))}.")
+        if self.preprocessor is not None:
+            names = [str(name) for name in self.preprocessor.get_feature_names_out()]
+            return self.preprocessor.transform(inputs), names, notices
+        has_names = hasattr(self.model, "feature_names_in_")
+        return inputs if has_names else inputs.to_numpy(), inputs.columns, notices
+
+    def goal(self, name: str) -> Target:
+        """Return how the targets of a table are read; ``name`` is their column."""
+        if reading := self.notes.get("reading"):
+            goal = Target.from_json(reading["target"])
+            return replace(goal, column=replace(goal.column, name=name))
+        classes = getattr(self.model, "classes_", None)
+        if classes is None:
+            return Target(Column(name, "number"))
+        column = Column(name, "category", coded=classes.dtype.kind in "iuf")
+        return Target(column, tuple(int(c) if isinstance(c, float) else c for c in classes.tolist()))
+
+
+def load_model(file: Path) -> SavedModel:
+    """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
+    try:
+        model, notes = load(file), read_notes(file)
+    except (ValueError, OSError) as error:
+        raise TableError(f"The model {file} cannot be read: {error}") from error
+    steps = getattr(model, "steps", None)
+    preprocessor = None if steps is None else model[0]
+    return SavedModel(file.name, model if steps is None else model[-1], preprocessor, notes)
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """A saved model, and rows with targets for it."""
+
+    network: Any  # the estimator without its preprocessing: a network, trees or a linear model
+    inputs: Any  # rows in the form that the estimator expects
+    names: list[str]  # names of the inputs
+    target: np.ndarray  # targets of the rows: labels among its classes, or numbers
+    groups: list[str] | None  # group of each row as text, or None
+    notices: tuple[str, ...]  # remarks about how the rows were read
+    numbers: list[int] | None = None  # row numbers in the file, from 1; None for a sample
+
+
+def read_labelled(
+    model: Path,
+    source: Any,
+    target: str | None = None,
+    *,
+    group: str | None = None,
+    max_rows: int | None = MAX_ROWS,
+) -> LabelledRows:
+    """Read a table with targets in the form that a saved model expects; rows without a target are dropped.
+
+    ``target`` is by default the column that the model predicts; ``max_rows`` the size of the random sample of
+    longer tables.
+    """
+    saved = load_model(model)
+    target = target or saved.notes.get("target")
+    if target is None:
+        raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")
+    table = read_table(source, max_rows=max_rows, sample=True)
+    used = {target} if group is None else {target, group}
+    for name in used:
+        check_column(table, name, "target or group")
+    known, labels = saved.goal(target).read(table.frame[target])
+    if len(labels) < 2:
+        raise TableError(
+            f"{table.name} has {len(labels)} rows with a {target!r}, but at least two are needed."
+        )
+    if target in (column.name for column in saved.columns(table, used)):
+        raise TableError(f"{target!r} is an input of {saved.name}, not its target. Pass --target COLUMN.")
+    inputs, names, notices = saved.read(table, used)
+    if lost := len(known) - len(labels):
+        notices.insert(0, f"{lost} of {len(known)} rows have no target and are dropped.")
+    groups = None if group is None else table.frame[group].cast(pl.String).fill_null("(missing)")
+    return LabelledRows(
+        saved.model,
+        inputs[np.flatnonzero(known)],
+        names,
+        labels,
+        None if groups is None else groups.filter(pl.Series(known)).to_list(),
+        (*table.notices, *notices),
+        None if table.is_sample else (np.flatnonzero(known) + 1).tolist(),
+    )
+
+
+def fitted_predictor(
+    rows: LabelledRows, held_out: LabelledRows | None = None, unlabelled: np.ndarray | None = None
+) -> FittedModel:
+    """Combine a saved model with rows, predicting as in use: bounded, calibrated, trees as well as networks.
+
+    ``unlabelled`` are inputs in the form that the model expects.
+    """
+    classes = getattr(rows.network, "classes_", None)
+
+    def tensors(part: LabelledRows) -> Rows:
+        x = torch.tensor(np.asarray(part.inputs), dtype=torch.float64)
+        if classes is None:
+            y = torch.tensor(part.target, dtype=torch.float64)[:, None]
+        else:
+            y = torch.from_numpy(np.searchsorted(classes, part.target))
+        return Rows(x, y, part.groups, part.numbers or [])
+
+    parts: dict[RowsOf, Rows] = {"training": tensors(rows)}
+    if held_out is not None:
+        parts["held-out"] = tensors(held_out)
+    if unlabelled is not None:
+        numbers = range(1, len(unlabelled) + 1)
+        parts["unlabelled"] = Rows(torch.from_numpy(unlabelled.copy()), numbers=numbers)
+    return FittedModel(
+        Predictor(rows.network),
+        torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
+        parts,
+        class_names=() if classes is None else [str(label) for label in classes],
+        feature_names=rows.names,
+        scales_inputs=True,
+        first_row=1,
+    )
+
+
+def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
+    """Read a table without targets in the form that a saved model expects, with notices about it."""
+    saved, table = load_model(model), read_table(source, max_rows=MOST_PREDICTED)
+    inputs, _, notices = saved.read(table, {str(saved.notes.get("target"))})
+    return np.asarray(inputs, dtype=np.float64), [*table.notices, *notices]

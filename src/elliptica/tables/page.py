@@ -12,31 +12,32 @@ import numpy as np
 from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
-from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.metrics import score_parts
-from elliptica.tables.model import TargetRows
+from elliptica.tables.table import ColumnUse
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
-#: Files of the report.
-REPORTS = ("report.md", "report.html")
+#: Explains the mark of `label`.
+FOOTNOTE = "† sees groups in training."
 #: Largest number of groups or classes that are listed.
 _MOST_PARTS = 20
 
 
-def write_reports(comparison: Comparison, folder: Path, target_rows: Sequence[str] = ()) -> None:
+def write_reports(comparison: Comparison, folder: Path) -> None:
     """Write the page of a complete or partial comparison, as Markdown and as HTML."""
-    page = comparison_page(comparison, target_rows)
-    for name in REPORTS:
+    page = comparison_page(comparison)
+    for name in ("report.md", "report.html"):
         render(page, folder / name)
 
 
-def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> Page:
-    """Build the page of a comparison; ``target_rows`` are sentences about the rows to predict."""
+def comparison_page(comparison: Comparison) -> Page:
+    """Build the page of a comparison."""
     verdict, problem = comparison.verdict, comparison.problem
-    said = [" ".join(verdict.sentences), *range_words(comparison), *unfinished(comparison)]
+    said = [" ".join(verdict.sentences), *range_words(comparison)]
+    if (done := len(comparison.finished)) < (total := len(comparison.shift.folds)):
+        said.append(f"{done} of {count(total, 'fold')} finished and kept.")
     columns = [["column", "used as", "change with"], *column_rows(problem.columns)]
     model = [describe_model(comparison)] if comparison.complete else []
     sections = [
@@ -48,7 +49,6 @@ def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> 
         Section("Columns", table=columns, left=(1, 2), folded=True),
         Section("How it was done", points=_protocol(comparison), folded=True),
         _costs(comparison),
-        Section("The rows that you will predict", target_rows),
         Section("About the table", points=problem.notices),
         Section("Model", model),
     ]
@@ -118,11 +118,6 @@ def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
     return rows
 
 
-def footnotes(comparison: Comparison) -> list[str]:
-    """Explain the marks of the table of scores."""
-    return ["† sees groups in training."] if set(SEES_GROUPS) & set(comparison.methods) else []
-
-
 def range_words(comparison: Comparison) -> list[str]:
     """Report the largest share of predictions outside the range of the training targets."""
     shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
@@ -130,12 +125,6 @@ def range_words(comparison: Comparison) -> list[str]:
     fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
     text = f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
     return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
-
-
-def unfinished(comparison: Comparison) -> list[str]:
-    """Say how many folds are finished, unless all are."""
-    done, total = len(comparison.finished), len(comparison.shift.folds)
-    return [] if done == total else [f"{done} of {count(total, 'fold')} finished and kept."]
 
 
 def describe_model(comparison: Comparison) -> str:
@@ -146,23 +135,6 @@ def describe_model(comparison: Comparison) -> str:
     if not comparison.verdict.predicts:
         text += f"; not shown to be better than {label(comparison, CONSTANT)}"
     return text
-
-
-def describe_rows(rows: TargetRows, method: str) -> list[str]:
-    """Describe how far the rows to predict lie from the training rows.
-
-    Example:
-        >>> describe_rows(TargetRows(200, 0.31, 0.12, 0.02), "erm")[0]
-        '31 % of the 200 rows to predict lie farther from the nearest training row than 95 % of these do.'
-    """
-    far = f"{100 * rows.beyond_95:.0f} % of the {rows.rows:,} rows to predict"
-    sentences = [f"{far} lie farther from the nearest training row than 95 % of these do."]
-    if rows.beyond_95 > 0.25:
-        sentences.append("Judge methods by --extrapolate, --time or --split-by, not by random rows.")
-    if rows.beyond_range is not None:
-        share = f"{100 * rows.beyond_range:.1f} % of the predictions of {NAMES[method]}"
-        sentences.append(f"{share} for them lie outside the range of the targets.")
-    return sentences
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -196,7 +168,7 @@ def _scores(comparison: Comparison) -> Section:
     figure = charts.intervals([d for d in differences if d is not None], names, measure)
     note = "As in the table; intervals hold jointly with 95 % confidence."
     drawn = [Chart(f"Compared with {NAMES[REFERENCE]}", figure, note)]
-    text = [comparison.shift.words, *footnotes(comparison)]
+    text = [comparison.shift.words, *([FOOTNOTE] if any("†" in row[0] for row in table) else [])]
     return Section("Test scores", text, table, left=(len(table[0]) - 1,), charts=drawn)
 
 

@@ -12,13 +12,18 @@ import numpy as np
 import polars as pl
 
 from elliptica._utils.extras import count
-from elliptica.tables.columns import (
+from elliptica._utils.random import stream_seed
+from elliptica._utils.statistics import is_beyond_chance
+from elliptica.tables.table import (
     FEW_VALUES,
     MISSING,
     Column,
     ColumnUse,
     Override,
+    Table,
+    TableError,
     as_category,
+    check_column,
     clean,
     find_number,
     is_whole,
@@ -26,8 +31,6 @@ from elliptica.tables.columns import (
     read_inputs,
     recognise,
 )
-from elliptica.tables.leaks import find_copies, find_giveaways
-from elliptica.tables.table import Table, TableError, check_column
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -95,7 +98,6 @@ class TableProblem:
     times: np.ndarray | None = None
     time_name: str | None = None
     is_test: np.ndarray | None = None  # rows of the test file, which follow the training rows
-    target_rows: pl.DataFrame | None = None  # unlabelled rows to predict, as `features`
     notices: tuple[str, ...] = ()  # remarks that the table of columns does not show
     ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
     log_target_candidate: bool = False  # whether the logarithm of the target is worth trying
@@ -116,13 +118,11 @@ class TableProblem:
         return {"columns": [asdict(column) for column in self.inputs], "target": asdict(self.goal)}
 
     def digest(self) -> str:
-        """Return a fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
+        """Return a fingerprint of inputs, targets, groups, blocks, times and test rows."""
         sha = hashlib.sha256(self.features.write_csv().encode())
         for part in (self.target, self.groups, self.blocks, self.times, self.is_test):
             sha.update(b"" if part is None else "\n".join(map(str, part.tolist())).encode())
         sha.update(",".join(self.kind_of.values()).encode())
-        if self.target_rows is not None:
-            sha.update(self.target_rows.write_csv().encode())
         return sha.hexdigest()[:16]
 
 
@@ -134,11 +134,8 @@ def make_problem(
     group: str | None = None,
     split_by: str | None = None,
     time: str | None = None,
-    group_as_input: bool = False,
-    ids: Sequence[str] = (),
     as_: Mapping[str, str] | None = None,
     test: Table | None = None,
-    target_rows: Table | None = None,
 ) -> TableProblem:
     """Decide the task and the columns that are used.
 
@@ -150,24 +147,16 @@ def make_problem(
         group: Column of groups in which methods are judged.
         split_by: Column whose equal values stay on the same side of every split (a patient, a site).
         time: Column of dates or numbers. Rows are sorted by it; rows without a time are dropped.
-        group_as_input: Also use the group column as an input.
-        ids: Columns that name the rows; they are not inputs.
         as_: Kinds of columns that are recognised wrongly, see `columns.Override`.
         test: Labelled rows for testing, read in the notation of ``table``.
-        target_rows: Unlabelled rows to predict, read likewise.
-
-    Raises:
-        TableError: If there is nothing to learn, or if options or cells do not fit.
     """
     roles, as_ = [target, *(name for name in (group, split_by, time) if name is not None)], as_ or {}
-    _check_roles(table, [*roles, *ids, *as_], as_)
-    if group_as_input and (group is None or group in ids):
-        raise TableError("group_as_input needs a group column that is not an id.")
-    uses = {name: ColumnUse(name, "id", "identifier, not used") for name in ids}
+    _check_roles(table, [*roles, *as_], as_)
+    uses: dict[str, ColumnUse] = {}
     if split_by is not None:
         uses[split_by] = ColumnUse(split_by, "unused", "rows of equal value stay together")
-    if group is not None and not group_as_input:
-        uses[group] = ColumnUse(group, "unused", "group, not an input", "--set group_as_input=true")
+    if group is not None:
+        uses[group] = ColumnUse(group, "unused", "group, not an input")
     notices = list(table.notices)
     comma = any(needs_comma(column) for column in table.frame.iter_columns())
     goal = find_target(table.frame[target], task, comma, notices)
@@ -198,7 +187,6 @@ def make_problem(
         times=None if time is None else np.concatenate([part.times for part in parts]),
         time_name=time,
         is_test=is_test,
-        target_rows=None if target_rows is None else read_inputs(inputs, target_rows),
         notices=tuple(notices),
         ids=tuple(name for name, use in uses.items() if use.kind == "id"),
         log_target_candidate=not goal.classes and is_log_candidate(parts[0].target),
@@ -277,8 +265,7 @@ def _recognise_inputs(
             uses[name], column = recognise(table.frame[name], as_=kind, comma=comma)
             inputs += [] if column is None else [column]
     if not inputs:
-        why = " ".join(f"Column {use.name!r}: {use.detail}." for use in list(uses.values())[-5:])
-        raise TableError(f"{table.name} has no column to predict {target!r} from. {why}")
+        raise TableError(f"{table.name} has no column to predict {target!r} from.")
     return tuple(inputs)
 
 
@@ -302,12 +289,7 @@ class _Part(NamedTuple):
 
 
 def _read_part(
-    table: Table,
-    goal: Target,
-    clock: Column | None,
-    inputs: Sequence[Column],
-    least: int,
-    notices: list[str],
+    table: Table, goal: Target, clock: Column | None, inputs: Sequence[Column], least: int, notices: list[str]
 ) -> _Part:
     """Read a table in the notation of training, in the order of time."""
     known, target = goal.read(table.frame[goal.column.name])
@@ -360,12 +342,9 @@ def _find_copies(parts: Sequence[_Part], notices: list[str]) -> np.ndarray | Non
     copies = find_copies(pl.concat([part.features for part in parts]).with_columns(target))
     if not copies.n_equal or copies.by_chance:
         return None
-    n = len(parts[0].target)
-    n_known = int(np.isin(copies.block[n:], copies.block[:n]).sum())
-    notices.append(
-        f"{copies.n_equal:,} of {len(target):,} rows equal another one. Random folds keep copies together."
-    )
-    if n_known:
+    n, rows = len(parts[0].target), f"{copies.n_equal:,} of {len(target):,} rows equal another one."
+    notices.append(f"{rows} Random folds keep copies together.")
+    if n_known := int(np.isin(copies.block[n:], copies.block[:n]).sum()):
         notices.append(f"Warning: {n_known:,} test rows are copies of training rows. Remove them.")
     return copies.block
 
@@ -411,3 +390,89 @@ def is_log_candidate(values: np.ndarray) -> bool:
         return False
     before, after = (float(pl.Series(each).skew() or 0) for each in (values, np.log(values)))
     return before > 1 and abs(after) < 0.5 * before
+
+
+#: A column that alone explains this share of the target gives it away.
+GIVEN_AWAY = 0.99
+#: Maximum number of rows that are inspected.
+MOST_ROWS = 5_000
+
+
+def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> list[str]:
+    """Return the names of inputs that predict the target almost perfectly on their own.
+
+    Every row is predicted from other rows by two tiny models: from rows with an equal value, and from the two
+    neighbours in the order of the column. Numbers are predicted by rank, so units and heavy tails do not
+    matter. The skill of the better model is the share that it explains of the variance of ranks, or of the
+    errors of a random guess.
+
+    Example:
+        >>> euros = np.arange(60.0)
+        >>> frame = pl.DataFrame({"age": euros * 7 % 60, "cents": 100 * euros})
+        >>> find_giveaways(frame, euros, "regression")
+        ['cents']
+    """
+    draws = np.random.default_rng(stream_seed("giveaways", 0))
+    if len(target) > MOST_ROWS:
+        rows = np.sort(draws.choice(len(target), MOST_ROWS, replace=False))
+        features, target = features[rows], target[rows]
+    skill_of = _class_skill if task == "classification" else _number_skill
+    labels = np.unique(target, return_inverse=True)[1]
+    values = labels if task == "classification" else pl.Series(target).rank().to_numpy()
+    jitter = draws.random(len(target))
+    giveaways = []
+    for column in features.iter_columns():
+        codes = np.unique(column.rank("dense").fill_null(0).to_numpy(), return_inverse=True)[1]
+        ordered = values[np.lexsort((jitter, codes))]  # equal values in random order
+        if skill_of(codes, values, ordered) > GIVEN_AWAY:
+            giveaways.append(column.name)
+    return giveaways
+
+
+def _number_skill(codes: np.ndarray, values: np.ndarray, ordered: np.ndarray) -> float:
+    """Predict numbers from other rows with an equal value (or all rows), or from neighbours."""
+    sizes = np.bincount(codes)[codes]
+    others = (np.bincount(codes, values)[codes] - values) / np.maximum(sizes - 1, 1)
+    by_value = np.square(values - np.where(sizes > 1, others, values.mean())).mean() / values.var()
+    by_neighbours = np.square(ordered[1:-1] - (ordered[:-2] + ordered[2:]) / 2).mean() / ordered[1:-1].var()
+    return 1 - float(min(by_value, by_neighbours))
+
+
+def _class_skill(codes: np.ndarray, labels: np.ndarray, ordered: np.ndarray) -> float:
+    """Predict classes likewise; borders between sorted classes do not count as errors of neighbours."""
+    votes = np.zeros((codes.max() + 1, labels.max() + 1))
+    np.add.at(votes, (codes, labels), 1)
+    votes = votes[codes]
+    votes[np.arange(len(labels)), labels] -= 1  # a row must not predict itself
+    votes[~votes.any(1)] = np.bincount(labels)
+    changes = int((ordered[1:] != ordered[:-1]).sum()) - int(ordered.max())
+    errors = min(float((votes.argmax(1) != labels).mean()), changes / len(labels))
+    return 1 - errors / float(1 - np.square(np.bincount(labels) / len(labels)).sum())  # of a random guess
+
+
+class Copies(NamedTuple):
+    """Groups of rows that are equal in all columns."""
+
+    block: np.ndarray  # number per row, the same for equal rows
+    n_equal: int  # number of rows that equal an earlier one
+    by_chance: bool  # whether so many are expected because columns have few values
+
+
+def find_copies(frame: pl.DataFrame) -> Copies:
+    """Number equal rows, and distinguish copies from rows that are equal by chance.
+
+    Rows with a few categories agree by chance. If columns were independent, the share of equal pairs of rows
+    would be the product of the shares of all columns; a hundred times more means copies.
+
+    Example:
+        >>> values = [*range(100), 7]
+        >>> copies = find_copies(pl.DataFrame({"x": values, "y": values}))
+        >>> copies.n_equal, copies.by_chance, copies.block[[7, 8, 100]].tolist()
+        (1, False, [7, 8, 7])
+    """
+    index = "row of elliptica"  # a name that tables do not have
+    first = frame.with_row_index(index).select(pl.col(index).first().over(frame.columns))
+    block = np.unique(first.to_series().to_numpy(), return_inverse=True)[1]
+    n_equal = len(block) - int(block.max()) - 1
+    columns = (column.value_counts()[:, 1].to_numpy() for column in frame.iter_columns())
+    return Copies(block, n_equal, n_equal > 0 and not is_beyond_chance(np.bincount(block), columns))

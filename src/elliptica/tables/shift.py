@@ -102,13 +102,18 @@ def make_shift(
             a single fold.
         extrapolate: Hold out the fifth of the rows that lies farthest from the rest.
         seed: Seed of the draws.
-
-    Raises:
-        TableError: If the rows cannot be divided like this, or if a class would be missing in training.
     """
     if not 2 <= folds <= MAX_FOLDS:
         raise TableError(f"folds is {folds}. Pass a number from 2 to {MAX_FOLDS}.")
-    shift = _which(problem, extrapolate)
+    asked: dict[Shift, bool] = {
+        "test_file": problem.is_test is not None,
+        "time": problem.times is not None,
+        "extrapolate": extrapolate,
+        "unseen": problem.blocks is not None and problem.is_test is None,  # a test file may have blocks, too
+    }
+    shift, *more = [name for name, is_asked in asked.items() if is_asked] or ["random"]
+    if more:
+        raise TableError("Pass only one of test, time, extrapolate and split_by: each selects its test rows.")
     all_folds: list[Fold] = []
     repeat = 0
     while repeat < (repeats or (FIXED_TEST_REPEATS if len(all_folds) == repeat else 1)):
@@ -149,20 +154,6 @@ def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
 def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
     """Build the preprocessor that converts the columns of a problem to numbers."""
     return TablePreprocessor(kinds=cast("dict[str, Kind]", problem.kind_of), scale="robust")
-
-
-def _which(problem: TableProblem, extrapolate: bool) -> Shift:
-    """Return the one shift that the options select; a test file may have blocks of its own."""
-    asked: dict[Shift, bool] = {
-        "test_file": problem.is_test is not None,
-        "time": problem.times is not None,
-        "extrapolate": extrapolate,
-        "unseen": problem.blocks is not None and problem.is_test is None,
-    }
-    chosen = [shift for shift, is_asked in asked.items() if is_asked]
-    if len(chosen) > 1:
-        raise TableError("Pass only one of test, time, extrapolate and split_by: each selects its test rows.")
-    return chosen[0] if chosen else "random"
 
 
 def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[_Parts]:
@@ -318,7 +309,20 @@ def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[
 def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: bool) -> str:
     """Describe what is trained on and what is tested."""
     if shift == "time":
-        return _time_words(problem, folds, ordered)
+        assert problem.times is not None
+        tested = problem.times[np.concatenate([fold.test for fold in folds])]
+        begin, n_times = (
+            _show_time(problem, float(tested.min())),
+            count(len(np.unique(tested)), "distinct time"),
+        )
+        words = f"Train on rows before {begin}, test on later ones."
+        if len(folds) > 1:
+            words = (
+                f"Train on the past, test on later rows ({problem.time_name} from {begin} on, in "
+                f"{len(folds)} stretches, each predicted from all rows before it)."
+            )
+        rest = f" Only {n_times} can be tested: intervals are for rows of these times, not for other times."
+        return words if ordered else words + rest
     return {
         "random": "Test on random rows: every row is predicted by models that were trained without it.",
         "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "
@@ -327,22 +331,6 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
         "columns, train on the others.",
         "test_file": f"Train on the table, test on the {count(len(folds[0].test), 'row')} of the test file.",
     }[shift]
-
-
-def _time_words(problem: TableProblem, folds: Sequence[Fold], ordered: bool) -> str:
-    assert problem.times is not None
-    tested = problem.times[np.concatenate([fold.test for fold in folds])]
-    begin = _show_time(problem, float(tested.min()))
-    words = f"Train on rows before {begin}, test on later ones."
-    if len(folds) > 1:
-        words = (
-            f"Train on the past, test on later rows ({problem.time_name} from {begin} on, in "
-            f"{len(folds)} stretches, each predicted from all rows before it)."
-        )
-    if not ordered:
-        n_times = count(len(np.unique(tested)), "distinct time")
-        words += f" Only {n_times} can be tested: intervals are for rows of these times, not for other times."
-    return words
 
 
 def _show_time(problem: TableProblem, value: float) -> str:

@@ -1,22 +1,44 @@
-"""Read tables from CSV, Parquet or frames; the cells of a CSV file stay text."""
+"""Read tables from CSV, Parquet or frames, and decide in training what the cells of every column are.
+
+The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
+
+1. *Unused*: no values, the same value in all rows, or a type other than number, text or date.
+2. *Number*: all cells are numbers in one notation (decimal sign, separator of thousands, the same currency
+   sign, percent sign or unit in every cell). But whole numbers that count the rows, or have a name such as
+   ``customer_id`` and more than 50 values, are an *identifier*; those with leading zeros, above 2^53, or with
+   a name such as ``zip`` and few values, are a *category*.
+3. *Date*: all cells are dates in one format, with a time zone in every cell or in none.
+4. *Identifier*: texts that differ in at least 95 % of the rows, of fewer than three words on average.
+5. *Text*: more than 50 texts, of three words on average, or different in more than 20 % of the rows.
+6. *Category*: all other text, and true/false. Missing values are a category of their own.
+
+A cell of another table that does not fit the notation of training raises an error with its row and column.
+"""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
+from sklearn import datasets
+from skrub import ToDatetime
+from skrub.core import RejectColumn
 
 from elliptica._utils.random import stream_seed
 
 MAX_ROWS = 200_000
 SEPARATORS = (",", ";", "\t", "|")
 #: Text that means "missing", besides empty cells; the last line are errors of spreadsheets.
-MISSING = (
+_GAPS = (
     *("NA", "N/A", "#N/A", "n/a", "#NA", "<NA>", "NaN", "nan", "NaT", "null", "NULL", "?"),
     *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!"),
 )
@@ -28,16 +50,6 @@ BUILT_IN = {
     "digits": "digit",
     "iris": "species",
     "california_housing": "price",
-}
-#: Meanings of the blood values in the diabetes table.
-_DIABETES = {
-    "bp": "blood pressure",
-    "s1": "cholesterol",
-    "s2": "ldl",
-    "s3": "hdl",
-    "s4": "cholesterol/hdl",
-    "s5": "log triglycerides",
-    "s6": "glucose",
 }
 _HEAD = 50  # rows from which the separator is detected
 
@@ -70,67 +82,50 @@ def read_table(
         max_rows: Maximum number of rows; None means no limit. Longer tables raise.
         sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
         seed: Seed of that sample.
-
-    Raises:
-        TableError: If the table does not exist or cannot be used.
     """
-    blank: list[int] = []
-    if not isinstance(source, str | Path):
-        name, lazy = "frame", _frame(source).lazy()
-    elif (file := Path(source)).is_file():
-        name, (lazy, blank) = file.name, _scan(file)
-    elif str(source) in BUILT_IN:
-        name, lazy = str(source), _built_in(str(source)).lazy()
-    else:
-        raise TableError(
-            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
-            f"{', '.join(BUILT_IN)}."
-        )
     try:
+        name, lazy, blank = _open(source)
         n_rows = lazy.select(pl.len()).collect().item() - len(blank)
         is_sample = max_rows is not None and n_rows > max_rows
         if is_sample and not sample:
-            raise TableError(
-                f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read. Split it, or raise "
-                "--max-rows (max_rows=)."
-            )
+            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
         kept = np.delete(np.arange(n_rows + len(blank)), blank)
         if is_sample:
             draws = np.random.default_rng(stream_seed("sample", seed))
             kept = np.sort(kept[draws.choice(n_rows, max_rows, replace=False)])
-        frame = lazy.collect() if len(kept) == n_rows + len(blank) else _rows(lazy, kept)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise _unreadable(name, error) from error
+        if len(kept) < n_rows + len(blank):
+            index = "row index of elliptica"  # a name that tables do not have
+            chosen = pl.col(index).is_in(kept.astype(np.uint32).tolist())
+            lazy = lazy.with_row_index(index).filter(chosen).drop(index)
+        frame = lazy.collect()
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
+        why = str(error).splitlines()[0]
+        raise TableError(f"{source} cannot be read: {why}. Save it as CSV in UTF-8.") from error
     if not len(frame):
         raise TableError(f"{name} has column names but no rows.")
     text = pl.col(pl.String).str.strip_chars()
-    frame = frame.with_columns(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
+    frame = frame.with_columns(pl.when(text.is_in(["", *_GAPS])).then(None).otherwise(text).name.keep())
     notices = (f"A random sample of {max_rows:,} of {n_rows:,} rows is used.",) if is_sample else ()
     return Table(frame, name, notices, is_sample)
 
 
-def _unreadable(name: str, error: Exception) -> TableError:
-    return TableError(
-        f"{name} cannot be read: {str(error).splitlines()[0]}. Save it as CSV in UTF-8, or as Parquet."
-    )
-
-
-def _rows(lazy: pl.LazyFrame, rows: np.ndarray) -> pl.DataFrame:
-    index = "row index of elliptica"  # a name that tables do not have
-    numbered = lazy.with_row_index(index)
-    return numbered.filter(pl.col(index).is_in(rows.astype(np.uint32).tolist())).drop(index).collect()
-
-
-def _scan(file: Path) -> tuple[pl.LazyFrame, list[int]]:
-    """Open a file, and return which of its rows are blank lines."""
-    try:
-        if file.suffix.lower() in (".parquet", ".pq"):
-            return pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
-        names, separator, blank = _check_csv(file)
-        lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
-        return lazy, blank
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _unreadable(file.name, error) from error
+def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
+    """Open a table; return its name, its rows, and which of them are blank lines."""
+    if not isinstance(source, str | Path):
+        return "frame", _frame(source).lazy(), []
+    file = Path(source)
+    if not file.is_file():
+        if str(source) in BUILT_IN:
+            return str(source), _built_in(str(source)).lazy(), []
+        raise TableError(
+            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
+            f"{', '.join(BUILT_IN)}."
+        )
+    if file.suffix.lower() in (".parquet", ".pq"):
+        return file.name, pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
+    names, separator, blank = _check_csv(file)
+    lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
+    return file.name, lazy, blank
 
 
 def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
@@ -168,9 +163,7 @@ def _agreement(file: Path, separator: str) -> tuple[float, int]:
 
 
 def _built_in(name: str) -> pl.DataFrame:
-    """Load a table of scikit-learn, with column names that say what they hold."""
-    from sklearn import datasets
-
+    """Load a table of scikit-learn."""
     if name == "california_housing":  # the only one that scikit-learn has to download
         data = datasets.fetch_california_housing(download_if_missing=False)
     else:
@@ -179,8 +172,7 @@ def _built_in(name: str) -> pl.DataFrame:
     target = np.asarray(data.target)
     if hasattr(data, "target_names") and name not in ("digits", "california_housing"):
         target = np.asarray(data.target_names)[target]
-    names = [_DIABETES.get(each, each) for each in data.feature_names]
-    columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(names)]
+    columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(data.feature_names)]
     return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
 
 
@@ -206,8 +198,402 @@ def _series(name: str, column: Any) -> pl.Series:
 def check_column(table: Table, name: str, what: str) -> None:
     """Raise if a table lacks a column, and list those that it has."""
     if name not in (names := table.frame.columns):
-        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        raise TableError(
-            f"{table.name} has no column {name!r} for the {what}. Its columns are "
-            f"{', '.join(map(repr, names[:12]))}{more}."
-        )
+        known = ", ".join(map(repr, names[:12]))
+        raise TableError(f"{table.name} has no column {name!r} for the {what}. It has {known}.")
+
+
+Kind = Literal["number", "category", "date", "text"]
+Override = Literal["number", "category", "date", "text", "id"]
+
+#: Name of the category of missing values.
+MISSING = "(missing)"
+#: Whole numbers with at most this many values may be classes.
+FEW_VALUES = 20
+#: Number of texts above which a column may be free text.
+MANY_TEXTS = 50
+#: Larger numbers do not fit: their squares overflow.
+LARGEST = 1e100
+
+_EXACT = 2**53  # floats hold all whole numbers below
+_MOST_SEEN = 1000  # categories that are kept to recognise new ones
+_RARE = 5  # `TablePreprocessor` joins categories in fewer rows, and all but the 50 most frequent
+_ID_NAMES = {
+    *("id", "ids", "uuid", "guid", "key", "identifier", "index", "rownames", "unnamed"),
+    *("patient", "subject", "customer", "person", "user", "household"),
+}
+_CODE_NAMES = {
+    *("zip", "zipcode", "postcode", "plz", "code", "class", "pclass", "type", "kind", "category", "cluster"),
+    *("region", "district", "store", "shop", "sector", "state", "country", "county", "city", "department"),
+    *("gender", "race", "species", "occupation", "job"),
+}
+_CURRENCY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CAD|AUD|Rs\.?"
+_UNIT = r'[A-Za-zµμΩ°"][^\d\s]{0,11}[23²³]?'
+_AFFIXES = re.compile(
+    rf"[-+]?\s*(?P<prefix>{_CURRENCY})?\s*[-+]?[\d.,'\s]*\d[.,]?(?:[eE][-+]?\d+)?\s*"
+    rf"(?P<suffix>%|{_CURRENCY}|{_UNIT})?"
+)
+#: Decimal signs and separators of thousands, the likeliest first; the last two are narrow spaces.
+_SEPARATORS = [(d, t) for d, other in (".,", ",.") for t in ("", other, " ", "'", "\u00a0", "\u202f")]
+_WHOLE = r"^(-?(?:0|[1-9]\d*))(?:\.0+)?$"
+#: Format of dates such as 2006-01-31, 2006-01-31 12:30 and 2006-01-31T12:30:00Z.
+ISO = "ISO 8601"
+_PARTS = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)?\s?(Z|[-+]\d{2}:?\d{2})?$"
+
+
+@dataclass(frozen=True)
+class ColumnUse:
+    """How a column is used, as text."""
+
+    name: str
+    kind: str  # a `Kind`, "unused", or "id": not an input, but copied to predictions
+    detail: str  # what it becomes, e.g. "25 values"
+    hint: str = ""  # option that changes it, if users may want to
+
+
+@dataclass(frozen=True)
+class Column:
+    """The notation of a column in training: the only place where a cell becomes a value.
+
+    Example:
+        >>> price = Column("price", "number", thousands=",", prefix="$")
+        >>> price.read(pl.Series("price", ["$1,200", "-$3.5", ""])).to_list()
+        [1200.0, -3.5, None]
+    """
+
+    name: str
+    kind: Kind
+    decimal: str = "."
+    thousands: str = ""  # separator of thousands, which a cell may omit
+    prefix: str = ""  # currency sign before every number
+    suffix: str = ""  # currency sign, percent sign or unit after every number
+    format: str = ""  # of dates
+    zone: bool = False  # whether dates have a time zone; they are converted to UTC
+    coded: bool = False  # whether categories are numbers; 1 and 1.0 are the same
+    seen: tuple[Any, ...] = ()  # training's smallest and largest number, or its categories if they are few
+
+    def read(self, cells: pl.Series) -> pl.Series:
+        """Convert cells to Float64, to text, or to dates without a zone.
+
+        Missing numbers and dates are null, missing categories ``"(missing)"``, missing texts empty.
+        """
+        known = clean(cells)
+        read = {"number": _numbers, "category": _texts, "date": _dates, "text": _texts}[self.kind]
+        empty = known.null_count() == len(known)  # does not reveal its type
+        values = read(known.cast(pl.String) if empty else known, self)
+        odd = (values.is_null() & known.is_not_null()).arg_true()
+        if len(odd):
+            raise TableError(
+                f"Column {self.name!r}, row {odd[0] + 1}: {str(cells[odd[0]])!r:.60} does not fit. Expected "
+                f"{self.words()}. Correct the cell, or leave it empty if the value is missing."
+            )
+        gap = {"category": MISSING, "text": ""}.get(self.kind)
+        return values if gap is None else values.fill_null(gap)
+
+    def words(self) -> str:
+        """Describe the notation of a cell."""
+        if self.kind == "date":
+            return f"{self.format} {'with' if self.zone else 'without'} a time zone"
+        if self.kind == "number":
+            return f"a number like {self.prefix}1{self.thousands}234{self.decimal}5{self.suffix}"
+        return "a number" if self.coded else "text"
+
+    def trained(self, values: pl.Series) -> Column:
+        """Remember which values training had."""
+        if self.kind == "number":
+            return dataclasses.replace(self, seen=(values.min(), values.max()))
+        few = self.kind == "category" and values.n_unique() <= _MOST_SEEN
+        return dataclasses.replace(self, seen=tuple(values.unique().sort()) if few else ())
+
+    def is_new(self, values: pl.Series) -> pl.Series:
+        """Mark values that training did not have: outside its range, or a new category."""
+        if not self.seen:
+            return values.is_null() & False
+        known = values.is_between(*self.seen) if self.kind == "number" else values.is_in(self.seen)
+        return ~known.fill_null(True)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Column:
+        """Restore from the fields as JSON stores them."""
+        return cls(**{**state, "seen": tuple(state["seen"])})
+
+
+def clean(cells: pl.Series) -> pl.Series:
+    """Make missing values null (NaN, blank cells) and text plain: categories, true/false, outer spaces."""
+    if cells.dtype.is_float():
+        return cells.fill_nan(None)
+    if cells.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean, pl.Null):
+        return cells
+    text = cells.cast(pl.String).str.strip_chars()
+    text = text.str.replace("(?i)^true$", "true").str.replace("(?i)^false$", "false")
+    return text.set((text == "").fill_null(False), None)
+
+
+# From cells to values; what does not fit becomes null.
+
+
+def _numbers(cells: pl.Series, column: Column) -> pl.Series:
+    if cells.dtype == pl.String:
+        values = _parse(cells, column)
+    elif column.prefix or column.suffix or not cells.dtype.is_numeric():
+        return pl.Series(cells.name, [None] * len(cells), dtype=pl.Float64)
+    else:
+        values = cells.cast(pl.Float64)
+    return values.set((values.abs() > LARGEST).fill_null(False), None)
+
+
+def _parse(text: pl.Series, column: Column) -> pl.Series:
+    marks = (column.decimal, column.thousands, column.prefix, column.suffix)
+    if marks == (".", "", "", ""):  # the fast way, for columns that are plain throughout
+        values = text.cast(pl.Float64, strict=False)
+        if values.null_count() == text.null_count() and values.is_finite().all():
+            return values
+    decimal, thousands, prefix, suffix = map(re.escape, marks)
+    digits = rf"[1-9]\d{{0,2}}(?:{thousands}\d{{3}})+|\d+" if thousands else r"\d+"
+    number = rf"(?:{digits})?(?:{decimal}\d*)?(?:[eE][-+]?\d+)?"
+    pattern = rf"^([-+]?)\s*{prefix}\s*([-+]?{number})\s*{suffix}$"
+    plain = text.str.extract(pattern, 1) + text.str.extract(pattern, 2)
+    plain = plain.str.replace_all(column.thousands, "", literal=True) if thousands else plain
+    return plain.str.replace(column.decimal, ".", literal=True).cast(pl.Float64, strict=False)
+
+
+def _texts(cells: pl.Series, column: Column) -> pl.Series:
+    if column.coded:
+        return _canonical(cells)
+    fits = column.kind == "text" or not cells.dtype.is_numeric()
+    return cells.cast(pl.String) if fits else pl.Series(cells.name, [None] * len(cells), dtype=pl.String)
+
+
+def _canonical(cells: pl.Series) -> pl.Series:
+    """Write numbers in one way: 1 and 1.0 are the same, and whole numbers keep all their digits."""
+    if cells.dtype.is_float():
+        cells = cells.set((cells.abs() >= _EXACT).fill_null(False), None)  # these have lost digits
+    text = cells.cast(pl.String)
+    return text.str.extract(_WHOLE, 1).fill_null(text.cast(pl.Float64, strict=False).cast(pl.String))
+
+
+def _dates(cells: pl.Series, column: Column) -> pl.Series:
+    if cells.dtype.is_integer() and column.format == "%Y%m%d":
+        cells = cells.cast(pl.String)
+    if cells.dtype == pl.String:
+        cells = _parse_dates(cells, column.format, column.zone)
+    if cells.dtype not in (pl.Date, pl.Datetime) or _has_zone(cells) != column.zone:
+        return pl.Series(cells.name, [None] * len(cells), dtype=pl.Datetime("us"))
+    if column.zone:
+        cells = cells.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+    return cells.cast(pl.Datetime("us"))
+
+
+def _parse_dates(text: pl.Series, form: str, zone: bool) -> pl.Series:
+    if form != ISO:
+        return text.str.to_datetime(form, strict=False, time_unit="us")
+    day, time, seconds, offset = (text.str.extract(_PARTS, part) for part in range(1, 5))
+    parts = day + "T" + time.fill_null("00:00") + seconds.fill_null(":00")
+    parts = parts + offset if zone else parts.set(offset.is_not_null(), None)
+    return parts.str.to_datetime(f"%Y-%m-%dT%H:%M:%S%.f{'%#z' * zone}", strict=False, time_unit="us")
+
+
+def is_whole(cells: pl.Series) -> bool:
+    """Return whether all known cells are whole numbers without leading zeros."""
+    return bool(cells.cast(pl.String).str.contains(_WHOLE).all())
+
+
+def _has_zone(cells: pl.Series) -> bool:
+    return getattr(cells.dtype, "time_zone", None) is not None
+
+
+def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float] | None:
+    """Find the notation that fits most texts of a column, and the share of texts that it fits.
+
+    ``comma``: whether other columns of the file have decimal commas, which decides for ``1.234``.
+    """
+    text = cells.drop_nulls().unique(maintain_order=True)
+    like = next((match for cell in text.head(100) if (match := _AFFIXES.fullmatch(cell))), None)
+    if like is None:
+        return None
+    prefix, suffix = (part or "" for part in like.groups())
+    best, most = Column(cells.name, "number"), -1.0
+    for decimal, thousands in sorted(_SEPARATORS, key=lambda pair: comma and pair[0] == "."):
+        column = Column(cells.name, "number", decimal, thousands, prefix, suffix)
+        share = _parse(text, column).count() / len(text)
+        if share > most:
+            best, most = column, share
+        if share == 1:
+            break
+    return best, most
+
+
+def needs_comma(cells: pl.Series) -> bool:
+    """Return whether the numbers of a column can only have decimal commas."""
+    if cells.dtype != pl.String or not cells.str.contains(r"\d,\d").any():
+        return False
+    numbers = find_number(cells)
+    return numbers is not None and numbers[1] == 1 and numbers[0].decimal == ","
+
+
+def find_date(cells: pl.Series) -> Column | None:
+    """Find the notation of a column of dates; None if some cell is not a date in it."""
+    if cells.dtype in (pl.Date, pl.Datetime):
+        return Column(cells.name, "date", format=ISO, zone=_has_zone(cells))
+    text = cells.cast(pl.String).drop_nulls().unique(maintain_order=True)
+    if not text.str.contains(r"\d\D+.*\d|^\d{8}$").all():
+        return None
+    for zone in (False, True):
+        if not _parse_dates(text, ISO, zone).null_count():
+            return Column(cells.name, "date", format=ISO, zone=zone)
+    finder = ToDatetime()
+    try:
+        zone = _has_zone(finder.fit_transform(text))
+    except RejectColumn:
+        return None
+    return Column(cells.name, "date", format=str(finder.format_), zone=zone)
+
+
+def as_category(cells: pl.Series) -> Column:
+    """Read a column as categories, exactly as they are written."""
+    return Column(cells.name, "category", coded=cells.dtype.is_numeric() or is_whole(cells))
+
+
+def recognise(
+    cells: pl.Series, *, as_: Override | None = None, comma: bool = False
+) -> tuple[ColumnUse, Column | None]:
+    """Decide how a column is used; the column is None if it is not an input.
+
+    ``as_`` is the kind that the user gave; ``comma`` as in `find_number`.
+    """
+    name, known = cells.name, clean(cells)
+    if as_ == "id":
+        return ColumnUse(name, "id", "identifier, not used"), None
+    if reason := _useless(known):
+        return ColumnUse(name, "unused", reason), None
+    if as_ is None:
+        column, remark = _decide(known, comma)
+    else:
+        column, remark = _override(known, as_, comma), ""
+    if column is None:
+        hint = _change(name, "number" if is_whole(known) else "category")
+        return ColumnUse(name, "id", "identifier, not used", hint), None
+    values = column.read(cells)
+    detail, hint = _describe(column, values, known.null_count())
+    if remark:
+        detail, hint = f"{detail}; {remark}", _change(name, "number")
+    return ColumnUse(name, column.kind, detail, "" if as_ else hint), column.trained(values)
+
+
+def _change(name: str, kind: str) -> str:
+    return f"--as {shlex.quote(f'{name}={kind}')}"
+
+
+def _useless(cells: pl.Series) -> str:
+    if cells.null_count() == len(cells):
+        return "all its values are missing"
+    if not (cells.dtype.is_numeric() or cells.dtype in (pl.String, pl.Date, pl.Datetime)):
+        return f"it is of type {cells.dtype}; convert it to numbers, dates or categories"
+    return f"it is {cells[0]!r} in all rows" if cells.n_unique() == 1 else ""
+
+
+def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, str]:
+    """Apply the rules of the module; return the column (None: an identifier) and a remark."""
+    name = cells.name
+    if cells.dtype in (pl.Date, pl.Datetime):
+        return find_date(cells), ""
+    if cells.dtype != pl.String:
+        return _decide_whole(cells, Column(name, "number")), ""
+    if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
+        return (None if _is_distinct(cells) else Column(name, "category")), ""
+    numbers = find_number(cells, comma=comma)
+    if numbers is not None and numbers[1] == 1:
+        return _decide_whole(cells, numbers[0]), ""
+    date = find_date(cells)
+    return _decide_text(cells, numbers) if date is None else (date, "")
+
+
+def _is_distinct(cells: pl.Series) -> bool:
+    """Return whether nearly every row has a value of its own."""
+    return cells.drop_nulls().n_unique() >= 0.95 * cells.count()
+
+
+def _decide_whole(cells: pl.Series, column: Column) -> Column | None:
+    """Tell identifiers (None), categories and dates from numbers, among whole numbers."""
+    if not is_whole(cells):
+        return column
+    whole = _canonical(cells).drop_nulls()
+    numbers, n_values, distinct = whole.cast(pl.Float64), whole.n_unique(), _is_distinct(cells)
+    category = as_category(cells)
+    if float(numbers.abs().max()) >= _EXACT:  # type: ignore[arg-type]
+        return None if distinct else category
+    counts = len(numbers) == len(cells) and bool((numbers.diff()[1:] == 1).all())
+    if counts and not cells.dtype.is_float():
+        return None
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", cells.name)]
+    if not cells.name or _ID_NAMES.intersection(words[-1:]):
+        return None if n_values > MANY_TEXTS or distinct else category
+    if n_values > 2 and _CODE_NAMES.intersection(words) and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
+        return category
+    days = numbers.is_between(19_000_101, 21_001_231).all() and _parse_dates(whole, "%Y%m%d", False)
+    return column if days is False or days.null_count() else Column(cells.name, "date", format="%Y%m%d")
+
+
+def _decide_text(cells: pl.Series, numbers: tuple[Column, float] | None) -> tuple[Column | None, str]:
+    known, remark = cells.drop_nulls(), ""
+    n_values = known.n_unique()
+    if numbers is not None and numbers[1] >= 0.5 and n_values > FEW_VALUES:
+        odd = known.filter(_parse(known, numbers[0]).is_null())[0]
+        remark = f"not numbers, because {odd!r:.40} is not {numbers[0].words()}"
+    worded = float(known.str.split(" ").list.len().mean()) >= 3  # type: ignore[arg-type]
+    if _is_distinct(cells) and not worded and not remark:
+        return None, ""
+    is_text = n_values > MANY_TEXTS and (worded or n_values > 0.2 * len(known))
+    return Column(cells.name, "text" if is_text else "category"), remark
+
+
+def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
+    """Apply the user's kind."""
+    if as_ == "category":
+        return as_category(cells)
+    if as_ == "text":
+        return Column(cells.name, "text")
+    if as_ == "number" and cells.dtype != pl.String:
+        return Column(cells.name, "number")
+    numbers = find_number(cells, comma=comma) if as_ == "number" else None
+    column = find_date(cells) if as_ == "date" else numbers and numbers[0]
+    if column is None:
+        raise TableError(f"Column {cells.name!r} cannot be read as {as_}: its cells have no common notation.")
+    return column
+
+
+def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, str]:
+    """Return what the table of columns says, and the option that would change it."""
+    counts = values.value_counts()["count"]
+    n_frequent = int((counts >= _RARE).sum())
+    n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
+    is_category, sign = column.kind == "category", column.prefix or column.suffix
+    parts = {
+        f"in {'percent' if sign == '%' else sign}": bool(sign),
+        f"thousands separated by {column.thousands!r}": bool(column.thousands),
+        "written month/day": column.format.startswith("%m/%d"),
+        "written day/month": column.format.startswith("%d/%m"),
+        "with a time zone": column.zone,
+        f"{len(counts):,} values": is_category,
+        f"the {n_rare:,} rarest as one": is_category and n_rare > 1,
+        "numbers read as codes": column.coded,
+        f"free text, {len(counts):,} distinct texts": column.kind == "text",
+        f"{n_missing:,} missing": n_missing > 0,
+    }
+    changes = {
+        "number": column.coded,
+        "category": re.fullmatch(_UNIT, column.suffix),
+        "text": is_category and n_rare > 1,
+        "id": column.kind == "text",
+    }
+    hint = next((_change(column.name, kind) for kind, may in changes.items() if may), "")
+    return ", ".join(part for part, applies in parts.items() if applies), hint
+
+
+def read_inputs(columns: Sequence[Column], table: Table) -> pl.DataFrame:
+    """Read the inputs of a table in the notation of training; raise if a column or a cell does not fit."""
+    for column in columns:
+        check_column(table, column.name, "input")
+    try:
+        return pl.DataFrame([column.read(table.frame[column.name]) for column in columns])
+    except TableError as error:
+        raise TableError(f"{table.name}: {error}") from None

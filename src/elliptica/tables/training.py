@@ -1,34 +1,186 @@
-"""Train models: in trials, in folds, and the one that is saved, all by `fit_models`."""
+"""Train and test every method in every fold: trials, the choice among them, the record, the saved model.
+
+In every fold, a method tries the settings of `elliptica.tables.methods.draw_settings` on the training rows
+without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
+trained on all training rows and predict the test rows once. In large tables, trials see only part of the
+rows. The chosen settings are then trained on all rows except the validation rows, which choose the length
+again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.compose import TransformedTargetRegressor
 
 from elliptica._utils.random import stream_seed
+from elliptica._utils.statistics import fit_temperature
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
 from elliptica.estimators.base import EllipticEstimator
 from elliptica.estimators.fit import Fit, fit_together
 from elliptica.tables.methods import JTT, METHODS, REFERENCE, Plan, draw_settings
+from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.protocol import (
-    FoldRows,
-    Predicted,
-    Record,
-    Report,
-    Trial,
-    best_trials,
-    failed_record,
-    make_record,
-    ranking,
-    validate,
-)
+from elliptica.tables.shift import Fold, make_preprocessor
+
+#: Called with the finished share of a task and a message. May raise to stop the task.
+Report = Callable[[float, str], None]
+
+#: Range of plausible temperatures; values outside mean that there are too few validation rows.
+_TEMPERATURES = (0.05, 20.0)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried, with their validation scores."""
+
+    settings: dict[str, Any]  # by name
+    log_target: bool  # whether the logarithm of the targets was learnt
+    length: int  # epochs or boosting iterations that were best on the validation rows; 0: not applicable
+    validation: dict[str, float]  # scores on the validation rows; empty if training failed
+    dropped: bool = False  # whether it was dropped after a first short training
+    error: str = ""  # why it failed, empty if it did not
+
+
+@dataclass(frozen=True)
+class Record:
+    """The result of a method in one fold."""
+
+    repeat: int  # number of the repeat, from 0
+    fold: int  # number of the fold, from 0
+    method: str
+    trials: tuple[Trial, ...]  # in order
+    chosen: int | None  # number of the trial that the validation rows chose; None: all failed
+    rows: dict[str, int]  # number of rows in trials, validation, final training and test
+    seconds: float  # time of trials and training; networks trained together share theirs equally
+    length: int = 0  # epochs or boosting iterations of the model that was tested; 0: not applicable
+    temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
+    #: Predictions for the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``.
+    predicted: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    #: Predicted numbers before they are clipped to the range of the training targets; empty for classes.
+    unbounded: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    error: str = ""  # why the method failed
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Repeat, fold and method."""
+        return self.repeat, self.fold, self.method
+
+    def final(self) -> np.ndarray:
+        """Return the predictions for the test rows; probabilities are calibrated."""
+        if self.temperature is None:
+            return self.predicted
+        return at_temperature(self.predicted, self.temperature)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to values that JSON can store, without the predictions."""
+        content = asdict(replace(self, predicted=np.empty(0), unbounded=np.empty(0)))
+        del content["predicted"], content["unbounded"]
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray, unbounded: np.ndarray) -> Record:
+        """Restore a record."""
+        trials = tuple(Trial(**trial) for trial in content["trials"])
+        return cls(**{**content, "trials": trials}, predicted=predicted, unbounded=unbounded)
+
+
+@dataclass(frozen=True)
+class FoldRows:
+    """The rows of a fold as numbers; preprocessing is fitted on its training rows."""
+
+    fold: Fold
+    x: np.ndarray  # inputs of all rows of the table
+    y: np.ndarray  # class numbers or targets of all rows
+    fit: np.ndarray  # rows that trials are trained on
+    validation: np.ndarray  # rows that choose among trials
+    train: np.ndarray  # rows that the chosen settings are trained on
+    stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
+    bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
+
+
+def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
+    """Convert the rows to numbers, and sample the rows that trials see in a large table."""
+    preprocess = make_preprocessor(problem).fit(problem.features[fold.train])
+    x = np.asarray(preprocess.transform(problem.features))
+    y, bounds = problem.target, np.empty(0)
+    if problem.task == "classification":
+        y = np.unique(y, return_inverse=True)[1]
+    else:
+        bounds = fifths(y[fold.train])
+    fit, train, stop = fold.fit, fold.train, None
+    if len(fit) > plan.tuning_rows:
+        train, stop = fit, fold.validation
+        draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
+        fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
+    return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
+
+
+def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
+    """Score predictions of the validation rows; by class or fifth if no group has rows there."""
+    groups = None if problem.groups is None else problem.groups[rows.validation]
+    if groups is not None and not (groups != "").any():
+        groups = None
+    target = problem.target[rows.validation]
+    test = single_test(
+        problem.task, target, {"": predicted}, classes=problem.classes, groups=groups, bounds=rows.bounds
+    )
+    return score(test)[""]
+
+
+def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> tuple[float, ...]:
+    """Return the sort key that chooses among trials; larger is better.
+
+    For classes it is the Brier score, which separates trials on few rows better than accuracy does. For
+    numbers it is the RMSE. With ``select="worst"``, the accuracy or RMSE of the worst part comes first.
+    """
+    average = scores["brier" if problem.task == "classification" else "rmse"]
+    worst = metrics_of(problem.task, problem.groups is not None)[1]
+    if plan.select != "worst" or worst.name not in scores:
+        return (-average,)
+    return (scores[worst.name] if worst.higher_is_better else -scores[worst.name], -average)
+
+
+def best_trials(trials: Sequence[Trial], problem: TableProblem, plan: Plan) -> list[int]:
+    """Return the trials that neither failed nor were dropped, the best one first."""
+    usable = [number for number, trial in enumerate(trials) if trial.validation and not trial.dropped]
+    return sorted(usable, key=lambda n: ranking(trials[n].validation, problem, plan), reverse=True)
+
+
+def final_trial(records: Sequence[Record], problem: TableProblem, plan: Plan) -> int:
+    """Return the trial with the best average rank on the validation rows over the folds of a method.
+
+    A trial that failed or was dropped in a fold ranks last there.
+    """
+    places: dict[int, list[int]] = {}
+    for record in records:
+        order = best_trials(record.trials, problem, plan)
+        n = len(record.trials)
+        for number in range(n):
+            places.setdefault(number, []).append(order.index(number) if number in order else n)
+    return min(places, key=lambda number: (np.mean(places[number]), number))
+
+
+def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """Soften (above 1) or sharpen (below 1) probabilities."""
+    powers = np.log(probabilities.clip(MIN_PROBABILITY)) / temperature
+    powers = np.exp(powers - powers.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def _temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Fit the temperature with the least log loss; 1 if all rows are correct, when no minimum exists."""
+    if (probabilities.argmax(1) == labels).all():
+        return 1.0
+    return float(
+        np.clip(fit_temperature(np.log(probabilities.clip(MIN_PROBABILITY)), labels), *_TEMPERATURES)
+    )
+
 
 #: Progress after the first short trainings and after all trials, as shares of the work.
 _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
@@ -46,11 +198,6 @@ class Recipe:
     settings: dict[str, Any]
     log_target: bool = False  # whether it learns the logarithm of the targets
     length: int | None = None  # epochs or boosting iterations; None: as many as validation rows choose
-
-    @property
-    def sees_groups(self) -> bool:
-        """Whether training uses the group column."""
-        return METHODS[self.method].sees_groups
 
 
 def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks: int, seed: int) -> Any:
@@ -123,14 +270,17 @@ def length_of(model: Any) -> int:
     return getattr(model, "best_iteration_", None) or len(getattr(model, "_predictors", ()))
 
 
-def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> Predicted:
-    """Predict probabilities of all class numbers, or numbers with and without their bounds."""
+def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Predict probabilities of all class numbers, or numbers with and without their bounds.
+
+    The second array is empty for probabilities.
+    """
     if problem.task == "regression":
         values = np.asarray(model.predict(x), dtype=np.float64)
-        return Predicted(values, unbounded(model).predict(x) if getattr(model, "bounded", False) else values)
+        return values, unbounded(model).predict(x) if getattr(model, "bounded", False) else values
     probabilities = np.zeros((len(x), len(problem.classes)))
     probabilities[:, model.classes_] = model.predict_proba(x)  # trials on few rows may lack a class
-    return Predicted(probabilities, np.empty(0))
+    return probabilities, np.empty(0)
 
 
 def unbounded(model: EllipticRegressor) -> EllipticRegressor:
@@ -175,34 +325,34 @@ class Outcome(NamedTuple):
 
 
 def run_methods(problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report) -> list[Record]:
-    """Try settings, choose on the validation rows, train on all training rows, and test once.
-
-    Args:
-        problem: The table.
-        folds: Rows of some folds.
-        plan: Sizes, and methods: some networks, or one method of another kind.
-        report: Callback that receives the finished share.
-    """
+    """Try settings, choose on the validation rows, train on all training rows, and test once."""
     begin = time.perf_counter()
     trainer = _Trainer(problem, folds, plan, report, training_groups(problem))
     outcomes = trainer.search([method for method in plan.methods if method != JTT])
     if JTT in plan.methods:  # JTT learns from the errors of ordinary training in the same fold
-        trainer.errors = [trainer.first_stage(outcomes, fold) for fold in range(len(folds))]
+        for fold in range(len(folds)):
+            tried = [outcomes[Candidate(fold, REFERENCE, trial)] for trial in range(plan.trials)]
+            order = best_trials([outcome.trial for outcome in tried], problem, plan)
+            trainer.errors.append(tried[order[0] if order else 0].errors)
         outcomes |= trainer.search([JTT])
     pairs = [(fold, method) for fold in range(len(folds)) for method in plan.methods]
-    tried = {pair: [outcomes[Candidate(*pair, k)].trial for k in range(plan.trials)] for pair in pairs}
-    order = {pair: best_trials(tried[pair], problem, plan) for pair in pairs}
-    chosen = {pair: Candidate(*pair, order[pair][0]) for pair in pairs if order[pair]}
-    tested = trainer.test(list(chosen.values()), outcomes)
+    trials = {pair: [outcomes[Candidate(*pair, k)].trial for k in range(plan.trials)] for pair in pairs}
+    order_of = {pair: best_trials(trials[pair], problem, plan) for pair in pairs}
+    tested = trainer.test([Candidate(*pair, order[0]) for pair, order in order_of.items() if order], outcomes)
     seconds = (time.perf_counter() - begin) / max(1, len(pairs))
     records = []
-    for pair in pairs:
-        rows, method, best = folds[pair[0]], pair[1], chosen.get(pair)
-        if best is None or best not in tested:
-            records.append(failed_record(rows, method, tried[pair], seconds))
+    for fold, method in pairs:
+        rows, tries = folds[fold], trials[fold, method]
+        uses = {"fit": rows.fit, "validation": rows.validation, "train": rows.train, "test": rows.fold.test}
+        counts = {use: len(numbers) for use, numbers in uses.items()}
+        record = Record(rows.fold.repeat, rows.fold.number, method, tuple(tries), None, counts, seconds)
+        if (fold, method) in tested:
+            chosen = order_of[fold, method][0]
+            records.append(replace(record, chosen=chosen, **tested[fold, method]))
         else:
-            how = {"seconds": seconds, **tested[best]}
-            records.append(make_record(problem, rows, method, tried[pair], best.trial, **how))
+            reason = next((trial.error for trial in tries if trial.error), "the final training diverged")
+            words = f"Training failed with all of {len(tries)} settings. The first error was: {reason}."
+            records.append(replace(record, error=words))
     return records
 
 
@@ -215,7 +365,7 @@ class _Trainer:
     plan: Plan
     report: Report
     groups: np.ndarray | None
-    errors: Sequence[np.ndarray] | None = None  # rows that JTT upweights, by fold
+    errors: list[np.ndarray] = field(default_factory=list)  # rows that JTT upweights, by fold
 
     def search(self, methods: Sequence[str]) -> dict[Candidate, Outcome]:
         """Train all trials; if the plan has first epochs, drop the worse networks after these."""
@@ -225,22 +375,16 @@ class _Trainer:
             return self.try_out(every, None, (0.0, _AFTER_TRIALS))
         outcomes = self.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST))
         kept = []
-        for pair in {candidate[:2]: None for candidate in every}:
-            tried = [c for c in every if c[:2] == pair and outcomes[c].trial.validation]
-            key = {c: ranking(outcomes[c].trial.validation, self.problem, plan) for c in tried}
-            kept += sorted(tried, key=key.__getitem__, reverse=True)[: plan.survivors]
+        for pair in ((fold, method) for fold in places for method in methods):
+            tried = [outcomes[Candidate(*pair, k)].trial for k in range(plan.trials)]
+            order = best_trials(tried, self.problem, plan)[: plan.survivors]
+            kept += [Candidate(*pair, k) for k in order]
         longer = self.try_out(kept, None, (_AFTER_FIRST, _AFTER_TRIALS))
         dropped = {
             candidate: outcome._replace(trial=replace(outcome.trial, dropped=True))
             for candidate, outcome in outcomes.items()
         }
         return dropped | longer
-
-    def first_stage(self, outcomes: Mapping[Candidate, Outcome], fold: int) -> np.ndarray:
-        """Return the errors of the best trial of ordinary training."""
-        tried = [outcomes[Candidate(fold, REFERENCE, trial)] for trial in range(self.plan.trials)]
-        order = best_trials([outcome.trial for outcome in tried], self.problem, self.plan)
-        return tried[order[0] if order else 0].errors
 
     def try_out(
         self, wanted: Sequence[Candidate], length: int | None, shares: tuple[float, float]
@@ -254,7 +398,7 @@ class _Trainer:
         outcomes = {}
         for candidate, rows, fit, diverged in zip(wanted, parts, fits, ended, strict=True):
             recipe, model = self._recipe(candidate), fit.estimator
-            predicted = predict_model(self.problem, model, rows.x[rows.validation]).values
+            predicted = predict_model(self.problem, model, rows.x[rows.validation])[0]
             trial = Trial(recipe.settings, recipe.log_target, length_of(model), {}, error="training diverged")
             if not diverged and np.isfinite(predicted).all():
                 trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
@@ -266,25 +410,32 @@ class _Trainer:
 
     def test(
         self, wanted: Sequence[Candidate], outcomes: Mapping[Candidate, Outcome]
-    ) -> dict[Candidate, dict[str, Any]]:
-        """Train with the chosen settings on all training rows, and predict the test rows."""
+    ) -> dict[tuple[int, str], dict[str, Any]]:
+        """Train with the chosen settings on all training rows, and predict the test rows.
+
+        Return fields of the record by fold and method; those that diverged are missing.
+        """
         fits = []
         for candidate in wanted:
             rows = self.folds[candidate.fold]
             length = outcomes[candidate].trial.length if rows.stop is None else None
             fits.append(self._fit(candidate, rows.train, length, rows.stop, self.plan.networks))
         ended = self._train(fits, "final training", (_AFTER_TRIALS, 1.0))
-        tested: dict[Candidate, dict[str, Any]] = {}
+        tested: dict[tuple[int, str], dict[str, Any]] = {}
         for candidate, fit, diverged in zip(wanted, fits, ended, strict=True):
-            rows, model = self.folds[candidate.fold], fit.estimator
             if diverged:
                 continue
-            validation = outcomes[candidate].predicted
-            if rows.stop is not None:
-                validation = predict_model(self.problem, model, rows.x[rows.stop]).values
-            tested[candidate] = {
-                "predicted": predict_model(self.problem, model, rows.x[rows.fold.test]),
-                "validation": validation,
+            rows, model, temperature = self.folds[candidate.fold], fit.estimator, None
+            if self.problem.task == "classification" and METHODS[candidate.method].calibrated:
+                held = outcomes[candidate].predicted
+                if rows.stop is not None:
+                    held = predict_model(self.problem, model, rows.x[rows.stop])[0]
+                temperature = _temperature(held, rows.y[rows.validation])
+            predicted, free = predict_model(self.problem, model, rows.x[rows.fold.test])
+            tested[candidate[:2]] = {
+                "predicted": predicted,
+                "unbounded": free,
+                "temperature": temperature,
                 "length": length_of(model),
             }
         return tested
@@ -306,8 +457,8 @@ class _Trainer:
         what = "final" if n_networks else "trials"
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
         model = make_model(self.problem, self.plan, recipe, n_networks=max(1, n_networks), seed=seed)
-        wrong = self.errors[candidate.fold] if self.errors is not None and candidate.method == JTT else None
-        groups = self.groups if recipe.sees_groups else None
+        wrong = self.errors[candidate.fold] if candidate.method == JTT else None
+        groups = self.groups if METHODS[recipe.method].sees_groups else None
         return Fit(model, rows.x, rows.y, upweighted(wrong, recipe), groups, train, validation)
 
     def _train(self, fits: Sequence[Fit], what: str, shares: tuple[float, float]) -> list[bool]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from elliptica._utils.statistics import student_quantile
+from elliptica._utils.statistics import bonferroni, student_quantile
 from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe_others, join, sentence
 from elliptica.tables.methods import CONSTANT, LINEAR, NAMES, REFERENCE, TREES
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
-from elliptica.tables.spread import Spread, cross_validation_spread, simultaneous_level
 
 #: Where the verdict holds, by shift.
 PLACES = {
@@ -51,12 +50,6 @@ def judge(
     Accuracy is a coarse measure: among the methods that are not distinguishable from the most accurate one,
     the Brier score decides. If predictions of `CONSTANT` are given and no method is shown to beat them in the
     average column or in the Brier score, the headline says so.
-
-    Args:
-        predictions: Predictions of all methods, ordinary training among them.
-        select: Column that decides: ``"average"`` (the first) or ``"worst"`` (the second).
-        place: Phrase for where the verdict holds, e.g. ``"on unseen patients"``.
-        target: Name of the predicted column.
     """
     choice = Choice(predictions, select)
     over, constant = _constant(predictions)
@@ -89,7 +82,7 @@ class Choice:
 
     def __init__(self, predictions: Predictions, select: str) -> None:
         methods = [method for method in predictions.values if method != CONSTANT]
-        self.trained, self.scores = _only(predictions, methods), score(predictions)
+        self.trained, self.scores = predictions.only(methods), score(predictions)
         self.metrics = metrics_of(predictions.task, predictions.groups is not None)
         self.primary = self.measure = self.metrics[0 if select == "average" else 1]
         self.columns = {m.name: Column.of(self.trained, m) for m in self.metrics if m.judged}
@@ -128,23 +121,13 @@ class Choice:
         return min(equal, key=lambda method: (rank[method], sign * values[method]))
 
 
-def _only(predictions: Predictions, methods: Sequence[str]) -> Predictions:
-    return replace(predictions, values={method: predictions.values[method] for method in methods})
-
-
 @dataclass(frozen=True)
 class Column:
-    """Estimates of all methods in a column, and the influence of every row on them.
-
-    Attributes:
-        metric: Metric of the column.
-        estimates: Estimates by method; logarithms for relative metrics.
-        influence: Influence of rows, ``(repeats, methods, rows)``, see `cross_validation_spread`.
-    """
+    """Estimates of all methods in a column, and the influence of every row on them."""
 
     metric: Metric
-    estimates: np.ndarray
-    influence: np.ndarray
+    estimates: np.ndarray  # by method; logarithms for relative metrics
+    influence: np.ndarray  # (repeats, methods, rows), see `cross_validation_spread`
 
     @classmethod
     def of(cls, predictions: Predictions, metric: Metric) -> Column:
@@ -190,29 +173,21 @@ class Column:
             ordered=predictions.ordered,
         )
         level = simultaneous_level(spread.correlation, CONFIDENCE)
-        return [
-            self._difference((methods[k], against), float(gap), spread, i, level, predictions.n_tests)
-            for i, (k, gap) in enumerate(zip(others, gaps, strict=True))
-        ]
-
-    def _difference(
-        self, pair: tuple[str, str], gap: float, spread: Spread, i: int, level: float, n_tests: int
-    ) -> Difference:
-        quantile = student_quantile((1 + level) / 2, round(float(spread.degrees[i]), 1))
-        half = quantile * float(spread.variance[i]) ** 0.5
-        result: Result = "open"
-        if half > 0 and abs(gap) > half:
-            result = "better" if (gap > 0) == self.metric.higher_is_better else "worse"
-        elif half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
-            result = "unknown"
-        mean, low, high = gap, gap - half, gap + half
-        if self.metric.relative:
-            mean, low, high = (math.expm1(min(end, 700.0)) for end in (mean, low, high))
-        variance = float(spread.variance[i])
-        method, against = pair
-        return Difference(
-            method, self.metric.name, mean, low, high, n_tests, result, against, variance, quantile
-        )
+        differences = []
+        for k, gap, variance, degrees in zip(others, gaps, spread.variance, spread.degrees, strict=True):
+            quantile = student_quantile((1 + level) / 2, round(float(degrees), 1))
+            half = quantile * float(variance) ** 0.5
+            result: Result = "open"
+            if half > 0 and abs(gap) > half:
+                result = "better" if (gap > 0) == self.metric.higher_is_better else "worse"
+            elif half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
+                result = "unknown"
+            mean, low, high = float(gap), float(gap) - half, float(gap) + half
+            if self.metric.relative:
+                mean, low, high = (math.expm1(min(end, 700.0)) for end in (mean, low, high))
+            tests = predictions.n_tests, result, against, float(variance), quantile
+            differences.append(Difference(methods[k], self.metric.name, mean, low, high, *tests))
+        return differences
 
 
 def _worst_weights(predictions: Predictions, losses: np.ndarray, metric: Metric) -> np.ndarray:
@@ -231,7 +206,7 @@ def _constant(predictions: Predictions) -> tuple[list[Difference], list[Differen
     metrics = metrics_of(predictions.task, predictions.groups is not None)
     deciding = [metric for number, metric in enumerate(metrics) if not number or metric.name == "brier"]
     over = [d for m in deciding for d in Column.of(predictions, m).differences(predictions, CONSTANT)]
-    pair = _only(predictions, [REFERENCE, CONSTANT])
+    pair = predictions.only([REFERENCE, CONSTANT])
     judged = [metric for metric in metrics if metric.judged]
     return over, [d for m in judged for d in Column.of(pair, m).differences(pair, REFERENCE)]
 
@@ -336,3 +311,176 @@ def _blocks(predictions: Predictions) -> list[str]:
     if n_clusters < min(20, tested.sum()):
         cautions.append(f"Independent blocks of test rows: {n_clusters}. Intervals are wide and rough.")
     return cautions
+
+
+_TINY = 1e-300
+#: Shorter series say nothing about the correlation of neighbours.
+_SHORTEST_SERIES = 8
+_LARGEST_CORRELATION = 0.9
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Variance of estimates from cross-validation, by source."""
+
+    variance: np.ndarray  # of each estimate, all sources together
+    rows: np.ndarray  # contribution of the choice of rows
+    training: np.ndarray  # further contribution of training; NaN if a single fold cannot show it
+    degrees: np.ndarray  # degrees of freedom of the variance
+    correlation: np.ndarray  # between the estimates
+
+
+def cross_validation_spread(
+    influence: np.ndarray,
+    clusters: np.ndarray,
+    fold: np.ndarray,
+    shared: float | None = None,
+    *,
+    ordered: bool = False,
+) -> Spread:
+    """Estimate the variance of estimates that are sums over rows tested by cross-validation.
+
+    Two sources are added. Rows: the sum of squared influence of clusters, averaged over repeats, widened by
+    K / (K - 1) for K folds, because the same rows train the other folds (the limit of the correction by
+    Nadeau and Bengio, 2003, for many repeats). Training: the variation between folds beyond what their rows
+    explain; half of it is the average over the other estimates, because folds are few. With several repeats
+    rows drop out of it, because other models test the same rows in another repeat.
+
+    Degrees of freedom are those of Satterthwaite; for rows they take account of the fourth moments, so that
+    few clusters or a few large errors count as little. A single cluster has infinite variance.
+
+    Args:
+        influence: Contribution of each row to each estimate, ``(repeats, estimates, rows)``; an estimate is
+            the truth plus the sum over rows, averaged over repeats.
+        clusters: Cluster of each row.
+        fold: Fold by repeat and row, -1 where a row is not tested.
+        shared: Factor for rows that also train the other folds, by default K / (K - 1).
+        ordered: Whether clusters are numbered in time, so that the correlation of neighbours widens the
+            variance of rows and takes degrees of freedom.
+    """
+    mean = influence.mean(0)
+    tested = (fold >= 0).any(0)
+    clusters = np.unique(clusters, return_inverse=True)[1]
+    by_cluster = _sums(mean[:, tested], np.unique(clusters[tested], return_inverse=True)[1])
+    n_clusters = by_cluster.shape[1]
+    small = n_clusters / max(n_clusters - 1, 1)
+    squares = (by_cluster**2).sum(1)
+    n_folds = max(len(np.unique(row[row >= 0])) for row in fold)
+    rows = small * squares * ((shared or n_folds / (n_folds - 1)) if n_folds > 1 else 1)
+    fourth = (by_cluster**4).sum(1) - squares**2 / n_clusters
+    degrees_rows = np.minimum(2 * squares**2 / np.maximum(fourth, _TINY), max(n_clusters - 1, 1))
+    if ordered:
+        serial = _serial_inflation(by_cluster)
+        rows, degrees_rows = rows * serial, degrees_rows / serial
+    degrees_rows = np.maximum(degrees_rows, 1.0)
+    training, subtracted, degrees_training = _training_noise(influence, clusters, fold)
+    positive = rows > 0
+    pooled = float(np.mean(training[positive] / rows[positive])) if positive.any() else 0.0
+    training = (training + pooled * rows) / 2
+    n = len(rows)
+    degrees_training = degrees_training * 2 * n / (n + 1)
+    extra = np.maximum(training, 0.0) if degrees_training else np.zeros(n)
+    variance = rows + extra
+    parts = rows**2 / degrees_rows + (extra > 0) * (extra + subtracted) ** 2 / max(degrees_training, 1.0)
+    degrees = np.where(variance > 0, np.maximum(variance**2 / np.maximum(parts, _TINY), 1.0), 1.0)
+    scale = np.sqrt(np.maximum(squares, _TINY))
+    correlation = (by_cluster @ by_cluster.T) / scale[:, None] / scale
+    np.fill_diagonal(correlation, 1.0)
+    if n_clusters < 2:  # one cluster shows nothing about the variance between clusters
+        unknown = np.full(n, np.inf)
+        return Spread(unknown, unknown, np.full(n, np.nan), np.ones(n), np.eye(n))
+    return Spread(variance, rows, extra if degrees_training else np.full(n, np.nan), degrees, correlation)
+
+
+def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
+    """Return (1 + r) / (1 - r), the widening for an autoregressive series of the first order.
+
+    The sample correlation of a short series is too small by about (1 + 4 r) / n, which is added.
+    """
+    n = by_cluster.shape[1]
+    if n < _SHORTEST_SERIES:
+        return np.ones(len(by_cluster))
+    squares = np.maximum((by_cluster**2).sum(1), _TINY)
+    r = (by_cluster[:, 1:] * by_cluster[:, :-1]).sum(1) / squares
+    r = ((r + 1 / n) / (1 - 4 / n)).clip(0.0, _LARGEST_CORRELATION)
+    return np.asarray((1 + r) / (1 - r))
+
+
+def simultaneous_level(correlation: np.ndarray, confidence: float = 0.95, n_draws: int = 20_000) -> float:
+    """Return the level of each interval such that all hold at once, given the estimates' correlation (max-t).
+
+    Example:
+        >>> independent, same = np.eye(4), np.ones((4, 4))
+        >>> round(simultaneous_level(independent), 2), round(simultaneous_level(same), 2)
+        (0.99, 0.95)
+    """
+    n = len(correlation)
+    if n < 2:
+        return confidence
+    values, vectors = np.linalg.eigh(correlation)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    draws = np.random.default_rng(0).standard_normal((n_draws, n)) @ root.T
+    largest = float(np.quantile(np.abs(draws).max(1), confidence))
+    level = math.erf(largest / math.sqrt(2))
+    return min(max(level, confidence), bonferroni(confidence, n))
+
+
+def _sums(values: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Add the columns of equal number; numbers are 0, 1, ..., each at least once."""
+    order = np.argsort(number, kind="stable")
+    if number[order[-1]] + 1 == len(number):
+        return values[:, order]
+    begins = np.flatnonzero(np.diff(number[order], prepend=-1))
+    return np.add.reduceat(values[:, order], begins, axis=1)
+
+
+def _training_noise(
+    influence: np.ndarray, clusters: np.ndarray, fold: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the variance of the estimates from training, not truncated at zero.
+
+    Also what was subtracted because rows alone explain it, and degrees of freedom of the sum of both.
+    """
+    if len(fold) > 1 and fold.max() > 0 and (fold == fold[0]).all():
+        # equal folds share their training rows in all repeats: only other folds tell what these do
+        influence, fold = influence.mean(0, keepdims=True), fold[:1]
+    n_repeats = len(influence)
+    total = influence.sum(0)
+    variance, subtracted, n_folds = np.zeros(influence.shape[1]), np.zeros(influence.shape[1]), 0
+    for repeat, (mine, where) in enumerate(zip(influence, fold, strict=True)):
+        others = (fold >= 0).sum(0) - 1
+        use = (where >= 0) & (others > 0) if n_repeats > 1 else where >= 0
+        if not use.any():
+            continue
+        gap = mine[:, use]
+        if n_repeats > 1:  # rows cancel
+            gap = gap - (total[:, use] - gap) / others[use]
+        names, number = np.unique(where[use], return_inverse=True)
+        keys, cell = np.unique(number * (clusters.max() + 1) + clusters[use], return_inverse=True)
+        of_cell = keys // (clusters.max() + 1)
+        by_cell = _sums(gap, cell)
+        sums, count = _sums(by_cell, of_cell), np.bincount(of_cell)
+        # what rows alone would do to the squared sum of a fold
+        noise = _sums((by_cell - (sums / count)[:, of_cell]) ** 2, of_cell)
+        noise = noise * count / np.maximum(count - 1, 1)
+        n_folds += len(names)
+        factor = np.full(len(names), len(names) / max(len(names) - 1, 1))  # the sums add up to zero
+        if n_repeats > 1:
+            factor = 1 / _overlap(fold, repeat, number, use)
+            noise = noise * factor
+        variance += (factor * sums**2 - noise).sum(1)
+        subtracted += noise.sum(1)
+    return variance / n_repeats**2, subtracted / n_repeats**2, float(max(n_folds - 1, 0))
+
+
+def _overlap(fold: np.ndarray, repeat: int, number: np.ndarray, use: np.ndarray) -> np.ndarray:
+    """Return one plus the share of other repeats' training noise that remains in sums over these folds."""
+    others = [r for r in range(len(fold)) if r != repeat]
+    count = np.bincount(number)
+    squares = np.zeros(len(count))
+    for other in others:
+        there = fold[other][use]
+        n_there = int(there.max()) + 2
+        both = np.bincount(number * n_there + there + 1, minlength=len(count) * n_there)
+        squares += (both.reshape(len(count), n_there)[:, 1:] ** 2).sum(1)
+    return 1 + squares / count**2 / len(others) ** 2
