@@ -127,9 +127,9 @@ def _pairs(values: list[str] | None) -> dict[str, str]:
 
 
 def _value(text: str) -> Any:
-    """Read a number, True, False or a tuple; everything else is text."""
+    """Read a number, a truth value in any spelling, or a tuple; everything else is text."""
     with suppress(ValueError, SyntaxError):
-        return ast.literal_eval(text)
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
     return text
 
 
