@@ -27,9 +27,8 @@ from elliptica import Elliptic, Green
 from elliptica._utils.random import stream
 from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.inputs import EllipticWarning
-from elliptica.estimators.base import pool
+from elliptica.estimators.base import network_seeds, pool
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.estimators.fit import network_seeds
 from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.report.scores import calibration_error, reduce_by

@@ -28,10 +28,9 @@ from elliptica import GradientSoftmax, Green, InverseDistance, LabelKernel
 from elliptica._utils.perceptron import mlp
 from elliptica._utils.random import stream, stream_seed
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor
-from elliptica.estimators.base import pool
+from elliptica.estimators.base import Fit, fit_together, network_seeds, pool
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.estimators.fit import Fit, fit_together, network_seeds
-from elliptica.estimators.stacked import Progress, Trained, init_parameters
+from elliptica.estimators.stacked import init_parameters, state_dict
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 QUICK = {"hidden": (16,), "max_iter": 3, "random_state": 0}
@@ -104,7 +103,7 @@ def test_erm_is_an_ordinary_loop(blobs):
     model = EllipticClassifier(method="erm", hidden=(8,), max_iter=4, batch_size=25, random_state=3).fit(x, y)
     seed = int(np.random.RandomState(3).randint(np.iinfo(np.int32).max))
     net = mlp(4, 3, hidden=(8,))
-    net.load_state_dict(Trained(init_parameters([4, 8, 3], seed), Progress()).state_dict())
+    net.load_state_dict(state_dict(init_parameters([4, 8, 3], seed)))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     inputs = torch.from_numpy(((x - x.mean(0)) / x.std(0)).astype(np.float32))
     labels = torch.from_numpy(np.unique(y, return_inverse=True)[1])
@@ -129,7 +128,7 @@ def test_the_general_loop_agrees_with_the_stack_where_nothing_is_drawn(line, met
     how = {**QUICK, "max_iter": 30, "early_stopping": True, "learning_rate": 0.05, "n_iter_no_change": 3}
     stacked = EllipticRegressor(method=method, **off, **how).fit(*line, np.arange(50.0))
     start = mlp(3, 1, hidden=(16,))
-    start.load_state_dict(Trained(init_parameters([3, 16, 1], stacked._seed), Progress()).state_dict())
+    start.load_state_dict(state_dict(init_parameters([3, 16, 1], stacked._seed)))
     general = EllipticRegressor(method=method, module=start, **off, **how).fit(*line, np.arange(50.0))
     np.testing.assert_allclose(general.validation_curve_, stacked.validation_curve_, rtol=1e-2)
     assert general.best_iteration_ == stacked.best_iteration_
@@ -190,34 +189,6 @@ def test_random_state_and_streams_of_the_caller(blobs):
     torch.testing.assert_close(torch.get_rng_state(), before)
     assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
     assert is_same(first, pickle.loads(pickle.dumps(first)))
-
-
-@pytest.mark.parametrize("sampling", ["marginal", "path"])
-@pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])
-def test_training_is_resumed(blobs, line, make, sampling):
-    x, y = blobs if make is EllipticClassifier else line
-    how = {"hidden": (16,), "random_state": 0, "learning_rate": 1e-2, "sampling": sampling}
-    whole = make(max_iter=20, **how).fit(x, y)
-    parts = make(max_iter=10, warm_start=True, **how).fit(x, y)
-    parts = pickle.loads(pickle.dumps(parts)).fit(x, y)  # the optimiser goes along
-    steps = make(**how)
-    for _ in range(20):
-        steps.partial_fit(x, y)
-    for model in (parts, steps):
-        assert model.n_iter_ == len(model.loss_curve_) == 20
-        assert model.loss_curve_[-1] == pytest.approx(whole.loss_curve_[-1], rel=0.3)
-        assert model.loss_curve_[-1] < 0.8 * model.loss_curve_[0]
-    assert len(make(max_iter=2, **how).fit(x, y).fit(x, y).loss_curve_) == 2
-
-
-def test_partial_fit_needs_all_classes(blobs):
-    x, y = blobs
-    model = EllipticClassifier(**QUICK).partial_fit(x[y == "a"], y[y == "a"], classes=["c", "b", "a"])
-    assert model.classes_.tolist() == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="classes"):
-        model.partial_fit(x, y).partial_fit(x[:1], ["z"])
-    for options in ({"early_stopping": True}, {"calibrate": "temperature"}):
-        assert not hasattr(EllipticClassifier(**options), "partial_fit")
 
 
 @pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])

@@ -6,7 +6,6 @@ import os
 import shutil
 import zipfile
 
-import joblib
 import numpy as np
 import polars as pl
 import pytest
@@ -136,13 +135,6 @@ def test_pairings_and_weightings_are_saved(tmp_path, x, options):
     assert {name: getattr(again, name) for name in options} == options
 
 
-def test_training_resumes_after_loading(tmp_path, x):
-    model = EllipticRegressor(warm_start=True, **QUICK).fit(x, x[:, 0])
-    again = load(save(model, tmp_path / "m")).fit(x, x[:, 0])
-    assert again.n_iter_ == 4
-    assert hasattr(joblib.load(joblib.dump(model, tmp_path / "j")[0]).fit(x, x[:, 0]), "module_")
-
-
 def test_own_module_has_to_be_passed(tmp_path, x):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
     model = EllipticRegressor(module=net, **QUICK).fit(x, x[:, 0])
@@ -189,7 +181,7 @@ def test_what_a_safe_file_cannot_hold_is_refused_and_nothing_is_lost(tmp_path, x
 
 def rewritten(model, path, change):
     """Save a model with other content, without the checks of `save`."""
-    packed = files_module._pack(model) if hasattr(model, "_progress") else model
+    packed = files_module._pack(model) if hasattr(model, "module_") else model
     content = {"format": files_module._FORMAT, "notes": "{}", "model": packed}
     change(content, packed)
     skops.io.dump(content, path)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica._utils.random import stream
 from elliptica.baselines.regression import cumulative_kernel
 from elliptica.core.bridge import tent
-from elliptica.estimators import points
+from elliptica.estimators import stacked as points
 from laws import assert_distribution, assert_frequencies, assert_variance
 
 pytestmark = pytest.mark.statistical
@@ -31,16 +30,10 @@ def table_of(x, y, group=None):
     return points.Table(x, torch.nn.functional.one_hot(y).float(), y, group)
 
 
-def drawer_of(job):
-    return points.Drawer(job, points.RowStream(job), stream(job.seed, "noise"))
-
-
 def draw_points(seed, method, x, y, group=None, *, chunks=1, batch_size=6, weight=None, **settings):
     table = table_of(x, y, group)
-    job = points.Job(table, np.arange(len(x)), seed, 1, method, settings, weight=weight)
-    drawer, noise = drawer_of(job), torch.zeros(1, 100, batch_size, x.shape[1])
-    drawn = [points.draw_points([drawer], table, batch_size, 100, noise) for _ in range(chunks)]
-    return points.Points(*(torch.cat([part[0] for part in parts]) for parts in zip(*drawn, strict=True)))
+    drawer = points.Drawer(points.Job(table, np.arange(len(x)), seed, 1, method, settings, weight=weight))
+    return drawer.draw(table, batch_size, 100 * chunks)
 
 
 def numbered(n):
@@ -87,7 +80,7 @@ def test_times_lie_on_the_grid_and_follow_the_place_in_the_batch(n_times, draw):
     assert_frequencies(np.bincount(index.flatten(), minlength=n_times), np.full(n_times, 1 / n_times))
     one, two = (torch.Generator().manual_seed(3) for _ in range(2))
     cycle = (tent(torch.arange(12), one) * n_times).long().clamp_max(n_times - 1)
-    found = points.tent_times(torch.rand(1, generator=two), torch.tensor(float(n_times)), 12)
+    found = points.tent_times(torch.rand(1, generator=two), n_times, 12)
     torch.testing.assert_close(found, cycle / (n_times - 1))  # as the core's for the same number
 
     def is_tent(times):

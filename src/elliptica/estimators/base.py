@@ -1,4 +1,7 @@
-"""Code that the classifier and the regressor share: parameters, scaling, training, prediction."""
+"""Code that the classifier and the regressor share: parameters, scaling, training, prediction.
+
+Small networks are trained side by side by the stacked engine, all others one by one by a general loop.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,49 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.perceptron import mlp
-from elliptica._utils.random import stream_seed
+from elliptica._utils.perceptron import make_adam, mlp
+from elliptica._utils.random import stream, stream_seed
 from elliptica.baselines import ERM, CMixup, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.bridge import Sampling
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.noise import Sigma, auto_sigma
 from elliptica.core.partners import Pairing, Permutation, make_pairing
 from elliptica.core.weighting import GradientSoftmax, Weighting, make_weighting
-from elliptica.estimators.fit import Fit, fit_together, network_seeds, private_stream
-from elliptica.estimators.points import GROUP_METHODS, METHODS, Table
-from elliptica.estimators.stacked import Loss, Progress, Trained, init_parameters, one_thread
+from elliptica.estimators.stacked import (
+    GROUP_METHODS,
+    METHODS,
+    Job,
+    Loss,
+    Progress,
+    RowStream,
+    Table,
+    epoch_length,
+    init_parameters,
+    one_thread,
+    state_dict,
+    train_stack,
+)
 
 #: A network, or a function that makes one from the numbers of features and outputs.
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that are predicted at once
+#: Memory limit of a stack in bytes, and number of copies of the weights (moments, gradients, best).
+_STACK_BYTES, _COPIES = 2**29, 5
 
 
 class NetworkRows(NamedTuple):
@@ -76,7 +95,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     n_iter_no_change: int = 10
     n_networks: int = 1
     eta: float = 0.01
-    warm_start: bool = False
     random_state: int | np.random.RandomState | None = None
     device: str | torch.device = "cpu"
 
@@ -94,11 +112,17 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         x, y = torch.from_numpy(self._scale(rows)), torch.from_numpy(self._learn(self._encode(target)))
         return NetworkRows(self.module_, self._loss(), x.to(self._place()), y.to(self._place()))
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any = None, **options: Any) -> Any:
-        """Train alone: the case of one of `fit_together`."""
-        resumes = options.pop("resumes", self.warm_start) and hasattr(self, "module_")
-        (diverged,) = fit_together([Fit(self, X, y, sample_weight, groups, resumes=resumes, **options)])
-        if diverged:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Train the network.
+
+        Args:
+            X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
+            y: Labels, or a 2-D indicator of several labels per row; for regression real targets, one or
+                several columns.
+            sample_weight: Weight of each row, at least 0.
+            groups: Group of each row, for group methods; others ignore it.
+        """
+        if any(fit_together([Fit(self, X, y, sample_weight, groups)])):
             raise FloatingPointError(
                 f"The training loss became {self.loss_curve_[-1]}. Lower learning_rate or sigma, or keep "
                 "standardize=True."
@@ -177,7 +201,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 network = make_network(self.module, self.hidden, n_features, self.n_outputs_)
             if self.module is None:
                 sizes = [n_features, *self.hidden, self.n_outputs_]
-                network.load_state_dict(Trained(init_parameters(sizes, seed), Progress()).state_dict())
+                network.load_state_dict(state_dict(init_parameters(sizes, seed)))
             else:
                 check_output(network, n_features, self.n_outputs_)
             networks.append(network)
@@ -192,12 +216,12 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Return the networks, one or several."""
         return list(self.module_.networks) if isinstance(self.module_, Ensemble) else [self.module_]
 
-    def _summarise(self) -> None:
+    def _summarise(self, progress: Sequence[Progress]) -> None:
         """Set attributes that describe the training; for several networks, means, medians and the longest."""
-        self.n_iter_ = max(one.epochs for one in self._progress)
-        self.best_iteration_ = int(np.median([one.best_epoch for one in self._progress]))
-        self.loss_curve_ = mean_curve(one.losses for one in self._progress)
-        self.validation_curve_ = mean_curve(one.validation_losses for one in self._progress)
+        self.n_iter_ = max(one.epochs for one in progress)
+        self.best_iteration_ = int(np.median([one.best_epoch for one in progress]))
+        self.loss_curve_ = mean_curve(one.losses for one in progress)
+        self.validation_curve_ = mean_curve(one.validation_losses for one in progress)
 
     def _forward(self, scaled: np.ndarray) -> np.ndarray:
         """Compute outputs ``(networks, rows, outputs)`` for scaled rows.
@@ -253,10 +277,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         raise NotImplementedError
 
     def _encode(self, target: np.ndarray) -> np.ndarray:
-        """Convert checked targets to numbers; raise if they are not of the kind that training began with."""
+        """Convert checked targets to numbers; raise if they are not of the kind of the training."""
         raise NotImplementedError
 
-    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
+    def _observe_targets(self, y: np.ndarray) -> None:
         """Compute statistics of the encoded targets of the training rows."""
         raise NotImplementedError
 
@@ -280,12 +304,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 
 class Ensemble(nn.Module):
-    """Several networks as one; its probabilities, or values, are the means of theirs.
-
-    Args:
-        networks: Networks with the same inputs and outputs.
-        kind: Kind of the outputs: ``"classes"``, ``"labels"`` or ``"real"``.
-    """
+    """Several networks as one; its probabilities, or values, are the means of theirs."""
 
     def __init__(self, networks: Iterable[nn.Module], kind: str) -> None:
         super().__init__()
@@ -347,10 +366,245 @@ def check_table(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool
     return validate_data(estimator, X, y, dtype=[np.float64, np.float32], reset=reset, **options)
 
 
-def supports_partial_fit(estimator: EllipticEstimator) -> bool:
-    """Check that `partial_fit` is available, as in scikit-learn; it cannot hold rows out."""
-    if estimator._needs_held_out_rows():
-        raise AttributeError(
-            "partial_fit cannot hold rows out, so it does not support early_stopping and calibrate."
-        )
-    return True
+@dataclass(eq=False)
+class Fit:
+    """An estimator and the rows to train it on.
+
+    Attributes:
+        estimator: Estimator to train.
+        X: Table of numbers. Fits that pass the same object, and the same ``rows``, share its memory.
+        y: Targets of all its rows.
+        sample_weight: Weight of each row, or None.
+        groups: Group of each row, for group methods.
+        rows: Row numbers to train on; None means all. Only these decide scales and bounds.
+        validation: Row numbers whose loss chooses the epoch; None lets ``early_stopping`` decide.
+    """
+
+    estimator: EllipticEstimator
+    X: Any
+    y: Any
+    sample_weight: Any = None
+    groups: Any = None
+    rows: np.ndarray | None = None
+    validation: np.ndarray | None = None
+
+
+def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
+    """Train estimators side by side, which is much faster than one after the other for small networks.
+
+    Each is trained as its own ``fit`` would: ``estimator.fit`` is the case of one. Estimators of different
+    shapes, batch sizes or losses form stacks of their own.
+
+    Args:
+        fits: Estimators with their rows.
+        callback: Called from time to time with the finished share of the work.
+
+    Returns:
+        Whether the training of each diverged.
+
+    Example:
+        >>> from elliptica.estimators import EllipticRegressor
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40.0)
+        >>> models = [EllipticRegressor(max_iter=2, method=name) for name in ("erm", "mixup")]
+        >>> fit_together([Fit(model, X, y, rows=np.arange(20)) for model in models])
+        [False, False]
+    """
+    shared: dict[Any, Any] = {}  # tables of this call, by the objects that `fits` keep alive
+    prepared = [_Prepared(fit, shared) for fit in fits]
+    stacks: dict[Any, list[_Prepared]] = {}
+    for part in prepared:
+        stacks.setdefault(part.key, []).append(part)
+    parts = [part for stack in stacks.values() for part in _within_memory(stack)]
+    diverged: dict[_Prepared, bool] = {}
+    for number, stack in enumerate(parts):
+
+        def tell(done: float, number: int = number) -> None:
+            if callback is not None:
+                callback((number + done) / len(parts))
+
+        progress = iter(_train(stack, tell))
+        for part in stack:
+            diverged[part] = part.finish(list(itertools.islice(progress, len(part.jobs))))
+    return [diverged[part] for part in prepared]
+
+
+class _Prepared:
+    """Checked and scaled rows of a fit, its jobs, and its networks."""
+
+    def __init__(self, fit: Fit, shared: dict[Any, Any]) -> None:
+        self.model = model = fit.estimator
+        x, target = model._check_rows(fit.X, fit.y, reset=True)
+        model._begin(target)
+        model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
+        self.y = model._encode(target)
+        weight = self.weight = model._combined_weight(_check_weight(fit.sample_weight, x), self.y)
+        groups = _check_groups(fit.groups, x)
+        model._check_parameters(groups)
+        rows = np.arange(len(x)) if fit.rows is None else fit.rows
+        if weight is not None and (weight[rows] == 0).any():
+            rows = rows[weight[rows] > 0]
+        validation, self.held = fit.validation, None
+        if fit.validation is None and model._needs_held_out_rows():
+            rows, self.held = _hold_out(rows, self.y, model)
+            validation = self.held if model.early_stopping else None
+        model._observe_targets(self.y[rows])
+
+        def once(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+            if key not in shared:
+                shared[key] = make()
+            return shared[key]
+
+        place = (id(fit.X), id(rows), model.standardize)
+        scales = once(("scales", *place), lambda: location_and_scale(x[rows], model.standardize))
+        model.x_mean_, model.x_scale_ = scales
+        scaled, learnt = once(("inputs", *place), lambda: model._scale(x)), model._learn(self.y)
+        key = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
+        self.table: Table = once(key, lambda: model._table(scaled, learnt, groups))
+        model._set_networks(model._make_networks(x.shape[1]))
+        self.stacked = model._stacked_method()
+        method, settings = self.stacked or ("erm", {})
+        row_weight = None if weight is None else weight[rows]
+        rates = (model.learning_rate, model.weight_decay)
+        self.jobs = [
+            Job(self.table, rows, seed, model.max_iter, method, settings, *rates, validation, row_weight)
+            for seed in network_seeds(model._seed, model.n_networks)
+        ]
+        self.batch_size = min(model.batch_size, epoch_length(len(rows), row_weight))
+        shape = (x.shape[1], *model.hidden, model.n_outputs_)
+        key = (model._loss_kind(), shape, self.batch_size, model.n_iter_no_change)
+        self.key: Any = id(self) if self.stacked is None else key
+
+    def finish(self, progress: Sequence[Progress]) -> bool:
+        """Set the attributes of a trained estimator, and return whether its training diverged."""
+        self.model._summarise(progress)
+        diverged = any(one.ended == "failed" for one in progress)
+        if self.held is not None and not diverged:
+            weight = None if self.weight is None else self.weight[self.held]
+            self.model._calibrate(self.table.x[self.held].numpy(), self.y[self.held], weight)
+        return diverged
+
+
+def _within_memory(stack: list[_Prepared]) -> Iterator[list[_Prepared]]:
+    """Divide estimators of one shape into stacks that fit into memory."""
+    model, table = stack[0].model, stack[0].table
+    sizes = [table.x.shape[1], *model.hidden, model.n_outputs_]
+    n_networks = max(part.model.n_networks for part in stack)
+    bytes_each = _COPIES * 4 * n_networks * sum(a * b for a, b in itertools.pairwise(sizes))
+    size = max(1, _STACK_BYTES // bytes_each)
+    for first in range(0, len(stack), size):
+        yield stack[first : first + size]
+
+
+def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Progress]:
+    """Train the networks of some estimators, as one stack or by the general loop."""
+    model, batch_size = stack[0].model, stack[0].batch_size
+    networks = [network for part in stack for network in part.model._networks()]
+    jobs = [job for part in stack for job in part.jobs]
+    if stack[0].stacked is None:
+        return [train_module(model, n, job, batch_size) for n, job in zip(networks, jobs, strict=True)]
+    trained = train_stack(
+        jobs,
+        loss=model._loss_kind(),
+        hidden=model.hidden,
+        batch_size=batch_size,
+        patience=model.n_iter_no_change,
+        callback=callback,
+    )
+    for network, one in zip(networks, trained, strict=True):
+        network.load_state_dict(state_dict(one.parameters))
+    return [one.progress for one in trained]
+
+
+def train_module(model: EllipticEstimator, network: nn.Module, job: Job, batch_size: int) -> Progress:
+    """Train one network of any kind, step by step, by the objective of the estimator."""
+    device, table, progress = torch.device(model.device), job.table, Progress()
+    y = table.label if model._loss_kind() == "classes" else table.y
+    network.to(device)
+    objective = model._objective(network, table.x[job.rows])
+    optimizer = make_adam(
+        network.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay, decoupled=True
+    )
+    rows, noise, best = RowStream(job), stream(job.seed, "noise", 0), copy.deepcopy(network.state_dict())
+    while not progress.ended:
+        losses = []
+        objective.train()
+        with private_stream(stream_seed(job.seed, "network", progress.epochs), device):
+            for _ in range(math.ceil(rows.length / batch_size)):
+                part = rows.take(batch_size)
+                loss = objective(table.x[part].to(device), y[part].to(device), generator=noise)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        objective.eval()
+        validation = None
+        if job.validation is not None:
+            with torch.no_grad():
+                parts = torch.from_numpy(job.validation).split(_CHUNK)
+                total = sum(objective(table.x[p].to(device), y[p].to(device)).item() * len(p) for p in parts)
+                validation = total / len(job.validation)
+        mean = float(torch.stack(losses).mean())
+        if progress.end_epoch(mean, validation, job.epochs, model.n_iter_no_change):
+            best = copy.deepcopy(network.state_dict())
+    network.load_state_dict(best)
+    network.eval()
+    return progress
+
+
+def network_seeds(seed: int, n_networks: int) -> list[int]:
+    """Return the seeds of the networks of an ensemble; the first is that of a single network."""
+    return [seed, *(stream_seed(seed, "ensemble", i) for i in range(1, n_networks))]
+
+
+def _check_weight(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+    if sample_weight is None:
+        return None
+    weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
+    if (weight < 0).any() or not weight.any():
+        raise ValueError("sample_weight must be at least zero, and above zero for some row.")
+    return weight
+
+
+def _check_groups(groups: Any, x: np.ndarray) -> np.ndarray | None:
+    """Return the numbers of the groups."""
+    if groups is None:
+        return None
+    check_consistent_length(x, labels := column_or_1d(groups))
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def location_and_scale(values: np.ndarray, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of each column; a constant column has scale 1."""
+    if not standardize:
+        return np.zeros(values.shape[1]), np.ones(values.shape[1])
+    scaler = StandardScaler().fit(values)
+    return scaler.mean_, scaler.scale_
+
+
+def _hold_out(rows: np.ndarray, y: np.ndarray, model: EllipticEstimator) -> tuple[np.ndarray, np.ndarray]:
+    """Divide rows into training and validation, with classes in proportion if possible."""
+    stratify = None
+    if model._loss_kind() == "classes":
+        counts = np.bincount(y[rows])
+        n_held = math.ceil(model.validation_fraction * len(rows))
+        if counts[counts > 0].min() > 1 and np.count_nonzero(counts) <= min(n_held, len(rows) - n_held):
+            stratify = y[rows]
+    kept, held = train_test_split(
+        rows,
+        test_size=model.validation_fraction,
+        stratify=stratify,
+        random_state=stream_seed(model._seed, "split") % 2**32,
+    )
+    return kept, held
+
+
+@contextlib.contextmanager
+def private_stream(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's default stream (initial weights, dropout) temporarily, and restore it afterwards."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every accelerator
+        if cuda:  # pragma: no cover - needs a GPU
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -12,13 +12,11 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from elliptica._utils import checks
-from elliptica.estimators.base import EllipticEstimator, check_table, pool, supports_partial_fit
-from elliptica.estimators.points import GROUP_METHODS
-from elliptica.estimators.stacked import Loss
+from elliptica.estimators.base import EllipticEstimator, check_table, pool
+from elliptica.estimators.stacked import GROUP_METHODS, Loss
 
 #: Methods for one label per row.
 _ONE_LABEL = ("smoothing", *GROUP_METHODS)
@@ -78,7 +76,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             bridges, other pairings, weightings and noise laws.
         class_weight: ``"balanced"`` or a dict from class to weight; multiplies ``sample_weight``. Not for
             multilabel targets.
-        warm_start: Let `fit` resume from the last call, on data with the same columns and classes.
         random_state: Seed of the initial weights, the order of rows and the noise.
         device: Device to train on, for instance ``"cuda"``.
 
@@ -91,7 +88,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         temperature_: Divisor of the logits; 1 without ``calibrate``.
         x_mean_: Number that is subtracted from each column.
         x_scale_: Number that each column is divided by.
-        n_iter_: Number of epochs over all calls.
+        n_iter_: Number of epochs.
         loss_curve_: Mean training loss of each epoch.
         validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
         best_iteration_: Epoch whose network was kept. For several networks, this is the median, ``n_iter_``
@@ -116,35 +113,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         *("elliptic", "erm", "mixup", "noise", "smoothing"),
         *GROUP_METHODS,
     )
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> EllipticClassifier:
-        """Train the network.
-
-        Args:
-            X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
-            y: Labels, or a 2-D indicator of several labels per row.
-            sample_weight: Weight of each row, at least 0.
-            groups: Group of each row, for group methods; others ignore it.
-        """
-        return self._fit(X, y, sample_weight, groups)
-
-    @available_if(supports_partial_fit)
-    def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
-    ) -> EllipticClassifier:
-        """Train for one epoch on these rows, resuming from the last call.
-
-        The first call sets the scaling. As many calls with the same rows as epochs equal one `fit`.
-
-        Args:
-            X: Table of numbers.
-            y: Labels.
-            classes: All labels that will occur; required in the first call unless ``y`` has all of them.
-            sample_weight: Weight of each row, at least 0.
-        """
-        if self.class_weight == "balanced":
-            raise ValueError('partial_fit sees one batch at a time, so class_weight="balanced" needs fit.')
-        return self._fit(X, y, sample_weight, resumes=True, epochs=1, classes=classes)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable label of each row; for multilabel targets, all labels above 0.5."""
@@ -190,7 +158,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     def _needs_held_out_rows(self) -> bool:
         return self.early_stopping or self.calibrate is not None
 
-    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
+    def _observe_targets(self, y: np.ndarray) -> None:
         self.temperature_ = 1.0
 
     def _calibrate(self, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
@@ -222,10 +190,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         if self._is_multilabel and target.ndim == 2 and target.shape[1] == self.n_outputs_:
             return np.asarray(target, dtype=np.float32)
         if self._is_multilabel or target.ndim != 1 or not np.isin(target, self.classes_).all():
-            raise ValueError(
-                f"y has other classes, or another shape, than training began with ({self.classes_}). Pass "
-                "all classes in the first call to partial_fit, or train from scratch (warm_start=False)."
-            )
+            raise ValueError(f"y must hold classes of the training, {self.classes_}, in the same shape.")
         return np.searchsorted(self.classes_, target).astype(np.int64)
 
     def _learn(self, y: np.ndarray) -> np.ndarray:

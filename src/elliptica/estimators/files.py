@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ _TRUSTED = {
     "elliptica.core.weighting": ["Girsanov", "GradientNorm", "GradientSoftmax", "Multiplicative"],
     "elliptica.estimators.classifier": ["EllipticClassifier"],
     "elliptica.estimators.regressor": ["EllipticRegressor"],
-    "elliptica.estimators.stacked": ["Progress"],
     "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
     "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
@@ -46,8 +44,8 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
     """Save a trained estimator in one file that is safe to load.
 
     The file is read back before it replaces another one, and its predictions are compared with those of the
-    estimator. It does not contain the state of the optimiser (training resumes with a new one) or the code of
-    your own ``module`` (pass it to `load` again). Categories and class labels are stored as text.
+    estimator. It does not contain the code of your own ``module`` (pass it to `load` again). Categories and
+    class labels are stored as text.
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, scikit-learn's boosted trees or linear models,
@@ -142,10 +140,9 @@ def _last(estimator: Any) -> Any:
 
 
 def _pack(model: EllipticEstimator) -> EllipticEstimator:
-    """Return a shallow copy with weights as arrays, without networks and the state of their optimisers."""
+    """Return a shallow copy with weights as arrays, without networks."""
     packed = copy.copy(model)
     packed.device, packed.module, packed._has_module = "cpu", None, model.module is not None
-    packed._progress = [replace(progress, moments=[]) for progress in model._progress]
     packed._weights = [
         {name: value.cpu().numpy() for name, value in network.state_dict().items()}
         for network in model._networks()

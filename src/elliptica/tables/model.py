@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
-from elliptica.estimators.fit import Fit
+from elliptica.estimators.base import Fit
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import JTT, NAMES, REFERENCE, Plan, draw_settings
 from elliptica.tables.problem import TableProblem

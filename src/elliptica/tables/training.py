@@ -13,8 +13,7 @@ from sklearn.compose import TransformedTargetRegressor
 from elliptica._utils.random import stream_seed
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
-from elliptica.estimators.base import EllipticEstimator
-from elliptica.estimators.fit import Fit, fit_together
+from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
 from elliptica.tables.methods import JTT, METHODS, REFERENCE, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.protocol import (
