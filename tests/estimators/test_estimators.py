@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pytest
 import torch
@@ -19,7 +18,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_diabetes, make_blobs, make_multilabel_classification, make_regression
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import accuracy_score, make_scorer
-from sklearn.model_selection import GridSearchCV, cross_validate, train_test_split
+from sklearn.model_selection import cross_validate, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
@@ -209,19 +208,6 @@ def test_early_stopping_keeps_the_best_and_held_out_rows_out(blobs, line, make):
     assert whole.loss_curve_ == pytest.approx(part.loss_curve_, rel=1e-5)
 
 
-def test_class_weight_helps_the_rare_class():
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(400, 2)), rng.normal(1.2, 1.0, size=(20, 2))])
-    y = np.array([0] * 400 + [1] * 20)
-    settings = {"hidden": (16,), "max_iter": 15, "learning_rate": 0.01, "random_state": 0}
-    recall = {}
-    for class_weight in (None, "balanced", {1: 20.0}):
-        model = EllipticClassifier(class_weight=class_weight, **settings).fit(x, y)
-        recall[str(class_weight)] = (model.predict(x[400:]) == 1).mean()
-    assert recall["None"] < 0.3
-    assert min(recall["balanced"], recall["{1: 20.0}"]) > 0.6
-
-
 @pytest.mark.parametrize("method", ["balanced", "groupdro", "lisa"])
 def test_group_methods_serve_the_small_group(method):
     """The label follows one column for most rows, and another one for a few, which have their own group."""
@@ -364,13 +350,6 @@ def test_multilabel_and_several_targets():
         assert model.score(x, y) > 0.9
 
 
-def test_units_do_not_matter(line):
-    x, y = line
-    model = EllipticRegressor(**QUICK)
-    a, b = clone(model).fit(x, y), clone(model).fit(x * [1e4, 1, 1e-4] + 7, y * 50 - 3)
-    np.testing.assert_allclose(b.predict(x * [1e4, 1, 1e-4] + 7), a.predict(x) * 50 - 3, rtol=1e-3)
-
-
 def test_small_and_odd_data():
     one = EllipticClassifier(**QUICK).fit([[1.0, 2.0]], ["only"])
     assert one.predict_proba([[9.0, 9.0]]).tolist() == [[1.0]]
@@ -397,28 +376,6 @@ def test_metadata_is_routed(blobs):
         cross_validate(model, x, y, params=given, error_score="raise", scoring=scorer)
         routed = make_pipeline(TablePreprocessor(), model).fit(x, y, **given)
         assert is_same(routed[-1], EllipticClassifier(method="balanced", **QUICK).fit(x, y, weight, groups))
-
-
-@pytest.mark.parametrize("output", ["pandas", "polars"])
-def test_set_output(blobs, output):
-    frame = pl.DataFrame({"a": blobs[0][:, 0], "kind": blobs[1]})
-    frame = (
-        frame if output == "polars" else pd.DataFrame({name: frame[name].to_list() for name in ["a", "kind"]})
-    )
-    pipeline = make_pipeline(TablePreprocessor(), EllipticRegressor(**QUICK)).set_output(transform=output)
-    pipeline.fit(frame, blobs[0][:, 1])
-    table = pipeline[:-1].transform(frame)
-    assert type(table).__module__.startswith(output)
-    assert list(table.columns) == ["a", "kind_a", "kind_b", "kind_c"]
-    assert pipeline[-1].feature_names_in_.tolist() == list(table.columns)
-    assert pipeline.predict(frame).shape == (60,)
-
-
-def test_grid_search_compares_methods(blobs):
-    grid = {"method": ["elliptic", "erm", "mixup"]}
-    settings = {"hidden": (16,), "max_iter": 15, "learning_rate": 0.02, "random_state": 0}
-    search = GridSearchCV(EllipticClassifier(**settings), grid, cv=3).fit(*blobs)
-    assert (search.cv_results_["mean_test_score"] > 0.8).all()
 
 
 @pytest.mark.slow

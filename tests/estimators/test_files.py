@@ -88,24 +88,6 @@ def test_round_trip(tmp_path, x, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        np.array(["a", "b"]),
-        np.array([3, -1]),
-        np.array([True, False]),
-        np.array([0.0, 1.0]),
-        np.array(["é", ""], dtype=object),
-    ],
-    ids=lambda labels: str(labels.dtype),
-)
-def test_labels_keep_their_type(tmp_path, x, labels):
-    model = EllipticClassifier(**QUICK).fit(x, labels[np.arange(40) % 2])
-    again = load(save(model, tmp_path / "m"))
-    assert again.classes_.tolist() == model.classes_.tolist()
-    assert again.predict(x).dtype == model.predict(x).dtype
-
-
 def test_columns_of_all_kinds(tmp_path, x):
     frame = frame_of(x)
     for scale in ("standard", "robust"):
@@ -219,7 +201,6 @@ CHANGES = {
     "statistics are NaN": set_to("x_mean_", NAN),
     "statistics of another size": set_to("x_mean_", np.zeros(2)),
     "no spread": set_to("x_scale_", np.zeros(3)),
-    "crossed bounds": set_to("y_min_", np.array([1e9])),
     "bounds are NaN": set_to("y_max_", np.array([np.nan])),
     "statistics are text": set_to("x_mean_", "zero"),
     "other widths": set_to("hidden", (9,)),
@@ -258,22 +239,6 @@ def test_trees_that_lead_elsewhere_are_refused(tmp_path, x, field, value):
         load(rewritten(model, tmp_path / "bad", lambda *_: None))
     with pytest.raises(TypeError):
         save(model, tmp_path / "good")
-
-
-def test_every_flipped_byte_is_noticed_or_harmless(tmp_path, x):
-    """A file with a changed byte is refused, or predicts the same."""
-    model = EllipticRegressor(hidden=(4,), max_iter=1, random_state=0).fit(x, x[:, 0])
-    content = bytearray(save(model, tmp_path / "m").read_bytes())
-    draws, refused = np.random.default_rng(0), 0
-    for place in draws.choice(len(content), 60, replace=False):
-        changed = content.copy()
-        changed[place] ^= 0xFF
-        (tmp_path / "bad").write_bytes(changed)
-        try:
-            assert np.array_equal(load(tmp_path / "bad").predict(x), model.predict(x))
-        except ValueError:
-            refused += 1
-    assert refused > 40
 
 
 def test_other_files(tmp_path, monkeypatch, x):

@@ -36,25 +36,6 @@ def places(new, rows):
     return found
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: BridgeOverSampler(sigma=0.0, random_state=0), lambda: SMOTE(random_state=0)]
-)
-def test_without_noise_rows_lie_between_near_neighbours(classes, make):
-    """The geometry of SMOTE, which the same test finds in imbalanced-learn's."""
-    x, y = classes
-    more, labels = make().fit_resample(x, y)
-    np.testing.assert_array_equal(more[: len(x)], x)
-    np.testing.assert_array_equal(labels[: len(y)], y)
-    assert set(np.unique(labels, return_counts=True)[1]) == {60}
-    for label in ("some", "few"):
-        own = x[y == label]
-        near = NearestNeighbors(n_neighbors=5).fit(own).kneighbors(return_distance=False)
-        new = more[len(x) :][labels[len(x) :] == label]
-        for i, j, _, gap in places(new, own):
-            assert gap < 1e-9
-            assert j in near[i] or i in near[j]
-
-
 @pytest.mark.statistical
 def test_without_noise_the_law_is_that_of_smote(classes, seed):
     """Frequencies of starts, ends and places against the law, and each coordinate against SMOTE."""
@@ -118,15 +99,6 @@ def test_ratio_and_one_row():
     assert len(np.unique(more[41:], axis=0)) == 19  # noise around the only row
     copies = BridgeOverSampler(sampling_strategy=0.5, sigma=0.0).fit_resample(x, y)[0]
     np.testing.assert_array_equal(copies[41:], np.repeat(x[40:], 19, 0))
-
-
-def test_same_seed_same_rows(classes):
-    a, b = (BridgeOverSampler(random_state=3).fit_resample(*classes)[0] for _ in range(2))
-    np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(a, BridgeOverSampler(random_state=4).fit_resample(*classes)[0])
-    kept = classes[0].copy()
-    BridgeOverSampler().fit_resample(*classes)
-    np.testing.assert_array_equal(kept, classes[0])
 
 
 def test_regression_fills_rare_bins():

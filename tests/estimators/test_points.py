@@ -53,13 +53,6 @@ def test_every_order_holds_every_row_once_and_orders_are_uniform(draw):
         assert_frequencies(np.bincount(fixed, minlength=36), (1 - np.eye(6)).ravel() / 30)
 
 
-def test_orders_go_on_where_a_batch_ends(draw):
-    x, y = numbered(7)
-    p = draw("erm", x, y)
-    orders = p.rows.flatten()[: 7 * 85].view(85, 7)
-    assert torch.equal(orders.sort(1).values, torch.arange(7).expand(85, 7))
-
-
 @pytest.mark.parametrize("method", ["mixup", "elliptic", "elliptic-weighted"])
 def test_partners_are_any_other_row(method, draw):
     x, y = numbered(6)
@@ -157,15 +150,6 @@ def test_partners_of_c_mixup_follow_the_kernel_of_targets(draw):
         assert_frequencies(np.bincount(chosen, minlength=6), law[row])
         with pytest.raises(AssertionError):
             assert_frequencies(np.bincount(chosen, minlength=6), np.full(6, 1 / 6))
-
-
-def test_large_batches_choose_among_some_candidates(draw):
-    x = torch.arange(200.0)[:, None]
-    p = draw("c-mixup", x, x.clone(), batch_size=200, bandwidth=1e3)
-    place = torch.empty(100, 200, dtype=torch.long).scatter_(1, p.rows, torch.arange(200).expand(100, 200))
-    ahead = (place.gather(1, p.partners) - torch.arange(200)) % 200
-    assert_frequencies(np.bincount(ahead.flatten(), minlength=200)[:64], np.full(64, 1 / 64))
-    assert int(ahead.max()) == points.CANDIDATES - 1
 
 
 def test_partners_of_lisa(draw):

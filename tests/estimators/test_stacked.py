@@ -1,7 +1,6 @@
 """Networks of a stack are trained as each would be by an ordinary loop, on the points that were drawn."""
 
 import math
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -246,28 +245,6 @@ def test_progress_ends_at_one():
     train("real", [job("erm", "real", epochs=9), job("erm", "real")], callback=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1
-
-
-def test_two_threads_train_two_stacks_and_threads_are_restored():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        jobs = [job("elliptic", "real", seed=s, epochs=20) for s in range(2)]
-        expected, found = [train("real", [one])[0] for one in jobs], {}
-
-        def run(s):
-            (found[s],) = train("real", [jobs[s]])
-
-        workers = [threading.Thread(target=run, args=(s,)) for s in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert torch.get_num_threads() == 2
-        for s in range(2):
-            assert torch.equal(found[s].parameters[0], expected[s].parameters[0])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_linear_model_and_a_single_row():

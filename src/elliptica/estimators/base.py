@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
@@ -50,24 +51,16 @@ from elliptica.estimators.stacked import (
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that are predicted at once
-#: Memory limit of a stack in bytes, and number of copies of the weights (moments, gradients, best).
-_STACK_BYTES, _COPIES = 2**29, 5
+_STACK_NUMBERS = 2**25  # weights of a stack, of which there are five copies (moments, gradients, best)
 
 
 class NetworkRows(NamedTuple):
-    """A trained network, and rows in the form that it sees.
+    """A trained network, and rows in the form that it sees."""
 
-    Attributes:
-        module: The network itself, not a copy.
-        loss: The ordinary loss of its task.
-        x: Inputs, scaled, on the device of the network.
-        y: Class numbers, zeros and ones for multilabel targets, or scaled real targets ``(rows, targets)``.
-    """
-
-    module: nn.Module
-    loss: nn.Module
-    x: Tensor
-    y: Tensor
+    module: nn.Module  # itself, not a copy
+    loss: nn.Module  # the ordinary loss of its task
+    x: Tensor  # scaled inputs, on the device of the network
+    y: Tensor  # class numbers, zeros and ones for multilabel targets, or scaled targets ``(rows, targets)``
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -109,7 +102,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         check_is_fitted(self, "module_")
         rows, target = self._check_rows(X, y, reset=False)
-        x, y = torch.from_numpy(self._scale(rows)), torch.from_numpy(self._learn(self._encode(target)))
+        x, y = (
+            torch.from_numpy(self._scale(rows)),
+            torch.from_numpy(self._learn(self._encode(target, reset=False))),
+        )
         return NetworkRows(self.module_, self._loss(), x.to(self._place()), y.to(self._place()))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
@@ -123,10 +119,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             groups: Group of each row, for group methods; others ignore it.
         """
         if any(fit_together([Fit(self, X, y, sample_weight, groups)])):
-            raise FloatingPointError(
-                f"The training loss became {self.loss_curve_[-1]}. Lower learning_rate or sigma, or keep "
-                "standardize=True."
-            )
+            raise FloatingPointError(f"The loss became {self.loss_curve_[-1]}. Lower learning_rate or sigma.")
         return self
 
     def _table(self, x: np.ndarray, y: np.ndarray, groups: np.ndarray | None) -> Table:
@@ -145,11 +138,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return kinds[self._loss_kind()]()
 
     def _stacked_method(self) -> tuple[str, dict[str, float]] | None:
-        """Return name and settings of the method for `train_stack`, or None if it needs the general loop.
-
-        The stack writes out gradients of perceptrons at single points by hand. It cannot train your own
-        modules, on other devices, on paths, or with other pairings, weightings and noise laws.
-        """
+        """Return name and settings of the method for `train_stack`, or None if it needs the general loop."""
         method, settings, sigma = self.method, dict[str, float](), self.sigma
         is_ours = self.module is None and torch.device(self.device).type == "cpu"
         if not is_ours or (method in ("noise", "elliptic") and not isinstance(sigma, float | int)):
@@ -202,8 +191,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             if self.module is None:
                 sizes = [n_features, *self.hidden, self.n_outputs_]
                 network.load_state_dict(state_dict(init_parameters(sizes, seed)))
-            else:
-                check_output(network, n_features, self.n_outputs_)
             networks.append(network)
         return networks
 
@@ -261,10 +248,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         for name in ("max_iter", "batch_size", "n_networks"):
             checks.count(name, getattr(self, name))
         if self.method in GROUP_METHODS and (groups is None or self._stacked_method() is None):
-            raise ValueError(
-                f'method="{self.method}" needs the group of each row, fit(X, y, groups=...), and trains the '
-                "default network on the CPU."
-            )
+            raise ValueError(f'method="{self.method}" needs groups in fit, and the default network.')
 
     # ---- what the classifier and the regressor define, or may
 
@@ -272,12 +256,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Check the user's inputs and targets."""
         raise NotImplementedError
 
-    def _begin(self, target: np.ndarray) -> None:
-        """Set the classes, or the number of targets, at the start of a training."""
-        raise NotImplementedError
-
-    def _encode(self, target: np.ndarray) -> np.ndarray:
-        """Convert checked targets to numbers; raise if they are not of the kind of the training."""
+    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
+        """Convert checked targets to numbers; with ``reset`` set the classes, or the number of targets."""
         raise NotImplementedError
 
     def _observe_targets(self, y: np.ndarray) -> None:
@@ -340,19 +320,12 @@ def make_network(
     """Create the network of an estimator, with initial weights from torch's default stream."""
     if module is None:
         return mlp(n_features, n_outputs, hidden=tuple(hidden))
-    return copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
-
-
-def check_output(network: nn.Module, n_features: int, n_outputs: int) -> None:
-    """Raise before training if the output of a network does not fit the targets: it would be broadcast."""
-    network.eval()
+    network = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
     with torch.no_grad():
-        shape = tuple(network(torch.zeros(2, n_features)).shape)
-    if shape != (2, n_outputs):
-        raise ValueError(
-            f"module must map 2 rows to shape {(2, n_outputs)}, but returned {shape}. Change its last layer, "
-            "or pass a function (n_features, n_outputs) -> module."
-        )
+        shape = tuple(network.eval()(torch.zeros(2, n_features)).shape)
+    if shape != (2, n_outputs):  # it would be broadcast in the loss
+        raise ValueError(f"module must map 2 rows to shape {(2, n_outputs)}, but returned {shape}.")
+    return network
 
 
 def check_table(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, **options: Any) -> Any:
@@ -360,47 +333,29 @@ def check_table(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool
     dtypes = getattr(X, "dtypes", None)
     kinds = [X.dtype] if isinstance(X, np.ndarray) else [] if dtypes is None else list(dtypes)
     if any(str(kind).lower().startswith(("date", "time", "duration")) for kind in kinds):
-        raise TypeError(
-            "X holds times. Put TablePreprocessor before the estimator, or convert them to numbers."
-        )
+        raise TypeError("X holds times. Put TablePreprocessor before the estimator, or convert them.")
     return validate_data(estimator, X, y, dtype=[np.float64, np.float32], reset=reset, **options)
 
 
 @dataclass(eq=False)
 class Fit:
-    """An estimator and the rows to train it on.
-
-    Attributes:
-        estimator: Estimator to train.
-        X: Table of numbers. Fits that pass the same object, and the same ``rows``, share its memory.
-        y: Targets of all its rows.
-        sample_weight: Weight of each row, or None.
-        groups: Group of each row, for group methods.
-        rows: Row numbers to train on; None means all. Only these decide scales and bounds.
-        validation: Row numbers whose loss chooses the epoch; None lets ``early_stopping`` decide.
-    """
+    """An estimator and the rows to train it on."""
 
     estimator: EllipticEstimator
-    X: Any
-    y: Any
+    X: Any  # fits that pass the same object, and the same ``rows``, share its memory
+    y: Any  # targets of all its rows
     sample_weight: Any = None
     groups: Any = None
-    rows: np.ndarray | None = None
-    validation: np.ndarray | None = None
+    rows: np.ndarray | None = None  # to train on; None means all. Only these decide scales and bounds.
+    validation: np.ndarray | None = None  # rows that choose the epoch; None: as ``early_stopping`` says
 
 
 def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
     """Train estimators side by side, which is much faster than one after the other for small networks.
 
-    Each is trained as its own ``fit`` would: ``estimator.fit`` is the case of one. Estimators of different
-    shapes, batch sizes or losses form stacks of their own.
-
-    Args:
-        fits: Estimators with their rows.
-        callback: Called from time to time with the finished share of the work.
-
-    Returns:
-        Whether the training of each diverged.
+    Each is trained as its own ``fit`` would, which is the case of one. Estimators of different shapes, batch
+    sizes or losses form stacks of their own. ``callback`` is called from time to time with the finished share
+    of the work. Returns whether the training of each diverged.
 
     Example:
         >>> from elliptica.estimators import EllipticRegressor
@@ -414,7 +369,11 @@ def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None =
     stacks: dict[Any, list[_Prepared]] = {}
     for part in prepared:
         stacks.setdefault(part.key, []).append(part)
-    parts = [part for stack in stacks.values() for part in _within_memory(stack)]
+    parts = []
+    for stack in stacks.values():
+        numbers = sum(math.prod(p.shape) for p in stack[0].model.module_.parameters())
+        size = max(1, _STACK_NUMBERS // numbers)
+        parts += [stack[i : i + size] for i in range(0, len(stack), size)]
     diverged: dict[_Prepared, bool] = {}
     for number, stack in enumerate(parts):
 
@@ -434,9 +393,8 @@ class _Prepared:
     def __init__(self, fit: Fit, shared: dict[Any, Any]) -> None:
         self.model = model = fit.estimator
         x, target = model._check_rows(fit.X, fit.y, reset=True)
-        model._begin(target)
         model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
-        self.y = model._encode(target)
+        self.y = model._encode(target, reset=True)
         weight = self.weight = model._combined_weight(_check_weight(fit.sample_weight, x), self.y)
         groups = _check_groups(fit.groups, x)
         model._check_parameters(groups)
@@ -458,8 +416,8 @@ class _Prepared:
         scales = once(("scales", *place), lambda: location_and_scale(x[rows], model.standardize))
         model.x_mean_, model.x_scale_ = scales
         scaled, learnt = once(("inputs", *place), lambda: model._scale(x)), model._learn(self.y)
-        key = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
-        self.table: Table = once(key, lambda: model._table(scaled, learnt, groups))
+        same = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
+        self.table: Table = once(same, lambda: model._table(scaled, learnt, groups))
         model._set_networks(model._make_networks(x.shape[1]))
         self.stacked = model._stacked_method()
         method, settings = self.stacked or ("erm", {})
@@ -482,17 +440,6 @@ class _Prepared:
             weight = None if self.weight is None else self.weight[self.held]
             self.model._calibrate(self.table.x[self.held].numpy(), self.y[self.held], weight)
         return diverged
-
-
-def _within_memory(stack: list[_Prepared]) -> Iterator[list[_Prepared]]:
-    """Divide estimators of one shape into stacks that fit into memory."""
-    model, table = stack[0].model, stack[0].table
-    sizes = [table.x.shape[1], *model.hidden, model.n_outputs_]
-    n_networks = max(part.model.n_networks for part in stack)
-    bytes_each = _COPIES * 4 * n_networks * sum(a * b for a, b in itertools.pairwise(sizes))
-    size = max(1, _STACK_BYTES // bytes_each)
-    for first in range(0, len(stack), size):
-        yield stack[first : first + size]
 
 
 def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Progress]:
@@ -583,19 +530,12 @@ def location_and_scale(values: np.ndarray, standardize: bool) -> tuple[np.ndarra
 
 def _hold_out(rows: np.ndarray, y: np.ndarray, model: EllipticEstimator) -> tuple[np.ndarray, np.ndarray]:
     """Divide rows into training and validation, with classes in proportion if possible."""
-    stratify = None
+    seed = stream_seed(model._seed, "split") % 2**32
+    split = partial(train_test_split, rows, test_size=model.validation_fraction, random_state=seed)
     if model._loss_kind() == "classes":
-        counts = np.bincount(y[rows])
-        n_held = math.ceil(model.validation_fraction * len(rows))
-        if counts[counts > 0].min() > 1 and np.count_nonzero(counts) <= min(n_held, len(rows) - n_held):
-            stratify = y[rows]
-    kept, held = train_test_split(
-        rows,
-        test_size=model.validation_fraction,
-        stratify=stratify,
-        random_state=stream_seed(model._seed, "split") % 2**32,
-    )
-    return kept, held
+        with contextlib.suppress(ValueError):  # too few rows of a class
+            return tuple(split(stratify=y[rows]))
+    return tuple(split())
 
 
 @contextlib.contextmanager

@@ -82,12 +82,10 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     Attributes:
         classes_: Sorted labels; column numbers for multilabel targets.
         n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if ``X`` was a frame.
         module_: The trained network; it expects scaled rows. Several networks are one module that returns the
             logits of their mean probabilities.
         temperature_: Divisor of the logits; 1 without ``calibrate``.
-        x_mean_: Number that is subtracted from each column.
-        x_scale_: Number that each column is divided by.
+        x_mean_, x_scale_: Numbers that each column is reduced and divided by.
         n_iter_: Number of epochs.
         loss_curve_: Mean training loss of each epoch.
         validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
@@ -109,10 +107,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     smoothing: float = 0.1
     calibrate: str | None = None
 
-    _methods: ClassVar[tuple[str, ...]] = (
-        *("elliptic", "erm", "mixup", "noise", "smoothing"),
-        *GROUP_METHODS,
-    )
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "noise", "smoothing", *GROUP_METHODS)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable label of each row; for multilabel targets, all labels above 0.5."""
@@ -146,14 +141,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         super()._check_parameters(groups)
         if self.calibrate is not None:
             checks.choice("calibrate", self.calibrate, ["temperature"])
-        is_one_label = (
-            self.calibrate is not None or self.method in _ONE_LABEL or self.class_weight is not None
-        )
+        is_one_label = self.calibrate or self.method in _ONE_LABEL or self.class_weight is not None
         if is_one_label and self._is_multilabel:
-            raise ValueError(
-                f'calibrate, class_weight and method="{self.method}" are for one label per row, but y holds '
-                "several. Omit them, or use sklearn.multioutput.MultiOutputClassifier."
-            )
+            raise ValueError(f'calibrate, class_weight, method="{self.method}" need one label per row.')
 
     def _needs_held_out_rows(self) -> bool:
         return self.early_stopping or self.calibrate is not None
@@ -174,19 +164,15 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
         if labels.ndim == 2 and type_of_target(labels) != "multilabel-indicator":
-            raise ValueError(
-                "A 2-D y must be an indicator of several labels (zeros and ones). For several outputs with "
-                "many classes, use sklearn.multioutput.MultiOutputClassifier."
-            )
+            raise ValueError("A 2-D y must be an indicator of several labels (zeros and ones).")
         return x, labels
 
-    def _begin(self, target: np.ndarray) -> None:
-        self._is_multilabel = target.ndim == 2
-        self.classes_ = np.arange(target.shape[1]) if self._is_multilabel else np.unique(target)
-        self.n_outputs_ = len(self.classes_)
-
-    def _encode(self, target: np.ndarray) -> np.ndarray:
+    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
         """Convert labels to class numbers, or to zeros and ones for multilabel targets."""
+        if reset:
+            self._is_multilabel = target.ndim == 2
+            self.classes_ = np.arange(target.shape[1]) if self._is_multilabel else np.unique(target)
+            self.n_outputs_ = len(self.classes_)
         if self._is_multilabel and target.ndim == 2 and target.shape[1] == self.n_outputs_:
             return np.asarray(target, dtype=np.float32)
         if self._is_multilabel or target.ndim != 1 or not np.isin(target, self.classes_).all():

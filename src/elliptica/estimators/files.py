@@ -54,9 +54,6 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         path: File to write, by convention ``something.elliptica``; an existing file is replaced.
         notes: Your own values that JSON can store, for `read_notes`; `load` ignores them.
 
-    Returns:
-        The path.
-
     Raises:
         TypeError: If the estimator holds something that a safe file cannot.
 
@@ -95,11 +92,7 @@ def load(path: str | Path, *, module: ModuleLike | None = None) -> Any:
         path: The file.
         module: For an estimator with its own ``module``: that module, or the function that creates it.
 
-    Returns:
-        The estimator, or the pipeline.
-
     Raises:
-        FileNotFoundError: If the file does not exist.
         ValueError: If the file has another format, or is damaged or changed.
     """
     return load_with_notes(path, module=module)[0]
@@ -129,10 +122,7 @@ def load_with_notes(path: str | Path, *, module: ModuleLike | None = None) -> tu
     except OSError:
         raise
     except Exception as error:  # a changed file can fail in any way
-        raise ValueError(
-            f"{path} is not a valid saved estimator ({type(error).__name__}: {error!s:.300}). It is another "
-            "kind of file, or it was damaged or changed; save the estimator again."
-        ) from error
+        raise ValueError(f"{path} is not a saved estimator, or was changed: {error!s:.300}") from error
 
 
 def _last(estimator: Any) -> Any:
@@ -167,18 +157,10 @@ def _unpack(model: EllipticEstimator, module: ModuleLike | None) -> None:
 
 
 def _check(model: Any) -> None:
-    """Raise for numbers with which a model predicts nonsense, or reads beyond its arrays."""
+    """Raise for a model that predicts no numbers, or reads beyond its arrays."""
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
-        for name, value in vars(part).items() if part is not None else ():
-            values = np.asarray(value) if isinstance(value, np.ndarray | float) else np.zeros(0)
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise ValueError(f"{name} is NaN or infinite")
-            if name in ("x_scale_", "y_scale_", "scale_", "temperature_") and not (values > 0).all():
-                raise ValueError(f"{name} is not above zero")
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
             _check_tree(tree.nodes, part.n_features_in_)
-    if hasattr(model, "y_min_") and (model.y_min_ > model.y_max_).any():
-        raise ValueError("y_min_ is above y_max_")
     if not np.isfinite(_answers(model, _probe(model))).all():
         raise ValueError("predictions are NaN or infinite")
 

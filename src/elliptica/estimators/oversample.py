@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ Task = Literal["auto", "classification", "regression"]
 _FEW_VALUES = 20
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Add rows on Brownian bridges until rare classes, or rare targets, are as frequent as others.
 
@@ -62,33 +64,15 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         True
     """
 
-    def __init__(
-        self,
-        *,
-        sampling_strategy: str | float | Mapping[Any, int] = "auto",
-        sigma: float = 0.1,
-        k_neighbors: int = 5,
-        n_bins: int = 10,
-        task: Task = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.sampling_strategy = sampling_strategy
-        self.sigma = sigma
-        self.k_neighbors = k_neighbors
-        self.n_bins = n_bins
-        self.task = task
-        self.random_state = random_state
+    sampling_strategy: str | float | Mapping[Any, int] = "auto"
+    sigma: float = 0.1
+    k_neighbors: int = 5
+    n_bins: int = 10
+    task: Task = "auto"
+    random_state: int | np.random.RandomState | None = None
 
     def fit_resample(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return the rows unchanged, followed by new ones, class by class or bin by bin.
-
-        Args:
-            X: Table of finite numbers: array or frame of pandas or polars.
-            y: Labels or real targets, one per row.
-
-        Returns:
-            ``X`` and ``y`` with more rows; frames for frames and series for series, with floating columns.
-        """
+        """Return ``X`` and ``y`` followed by new rows; frames for frames, with floating columns."""
         checks.nonnegative("sigma", self.sigma)
         checks.choice("task", self.task, get_args(Task))
         x, target = check_table(self, X, y, reset=True)

@@ -54,10 +54,8 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             ``random_state`` and ``device``.
 
     Attributes:
-        y_mean_: Number that is subtracted from each target (or its logarithm, if that is learnt).
-        y_scale_: Number that each target is divided by.
-        y_min_: Smallest target among the training rows.
-        y_max_: Largest target among the training rows.
+        y_mean_, y_scale_: Numbers that each target (or its logarithm) is reduced and divided by.
+        y_min_, y_max_: Smallest and largest target among the training rows.
         n_outputs_: Number of targets. Other attributes are those of `EllipticClassifier`.
 
     Example:
@@ -74,10 +72,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     bounded: bool = True
     target_transform: str | None = None
 
-    _methods: ClassVar[tuple[str, ...]] = (
-        *("elliptic", "erm", "mixup", "c-mixup", "noise"),
-        *("balanced", "groupdro"),
-    )
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "c-mixup", "noise", "balanced", "groupdro")
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""
@@ -92,15 +87,12 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             raise TypeError(f"y must hold numbers, but holds {target.dtype.name}. Convert them first.")
         return x, np.asarray(target, dtype=np.float64)
 
-    def _begin(self, target: np.ndarray) -> None:
-        self._single_target, self.n_outputs_ = target.ndim == 1, target[0].size
-
-    def _encode(self, target: np.ndarray) -> np.ndarray:
+    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
         table = target.reshape(len(target), -1)
+        if reset:
+            self._single_target, self.n_outputs_ = target.ndim == 1, table.shape[1]
         if table.shape[1] != self.n_outputs_:
-            raise ValueError(
-                f"y must have {self.n_outputs_} columns as in training, but has {table.shape[1]}."
-            )
+            raise ValueError(f"y has {table.shape[1]} columns, but training had {self.n_outputs_}.")
         return table
 
     def _check_parameters(self, groups: np.ndarray | None) -> None:

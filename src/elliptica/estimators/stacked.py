@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -54,7 +53,6 @@ CANDIDATES = 64
 #: Up to this many multiply-adds per training step, one torch thread is faster than several.
 SMALL_STEP = 2**25
 _BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # usual values of Adam
 _SLOPE = 0.1  # of the leaky ReLU of `mlp`
 _EVALUATED = 1024  # rows that are validated at once
 
@@ -70,31 +68,18 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One network to train.
+    """One network to train."""
 
-    Attributes:
-        table: Its rows; jobs of one call may share tables.
-        rows: Row numbers that it is trained on.
-        seed: Seed of initial weights, order of rows and noise.
-        epochs: Number of epochs.
-        method: One of `METHODS`.
-        settings: Settings that differ from the defaults in `METHODS`.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        validation: Row numbers whose loss chooses the epoch; None keeps the last one.
-        weight: Expected frequency of each of ``rows`` in an epoch (see `draw_epoch`); None means once.
-    """
-
-    table: Table
-    rows: np.ndarray
-    seed: int
+    table: Table  # jobs of one call may share tables
+    rows: np.ndarray  # row numbers that it is trained on
+    seed: int  # of initial weights, order of rows and noise
     epochs: int
-    method: str = "erm"
-    settings: Mapping[str, float] = field(default_factory=dict)
+    method: str = "erm"  # one of `METHODS`
+    settings: Mapping[str, float] = field(default_factory=dict)  # those that differ from `METHODS`
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
-    validation: np.ndarray | None = None
-    weight: np.ndarray | None = None
+    validation: np.ndarray | None = None  # rows whose loss chooses the epoch; None keeps the last one
+    weight: np.ndarray | None = None  # expected frequency of each row in an epoch; None means once
 
     def setting(self, name: str) -> float:
         """Return the value of a setting, its default, or 0 if the method has none of this name."""
@@ -103,22 +88,13 @@ class Job:
 
 @dataclass(eq=False)
 class Progress:
-    """The training of one network, so far.
-
-    Attributes:
-        epochs: Number of epochs.
-        best_epoch: Epoch whose weights are kept, from 1: that of the least validation loss, or the last.
-        losses: Mean loss of each epoch, at the drawn points and without row weights.
-        validation_losses: Validation loss after each epoch; empty without validation rows.
-        ended: Why training stopped: ``"length"``, ``"patience"``, or ``"failed"`` if the loss was not finite.
-            The best weights before that are kept, or the initial ones.
-    """
+    """The training of one network, so far."""
 
     epochs: int = 0
-    best_epoch: int = 0
-    losses: list[float] = field(default_factory=list)
+    best_epoch: int = 0  # whose weights are kept, from 1: that of the least validation loss, or the last
+    losses: list[float] = field(default_factory=list)  # mean of each epoch at the points, without row weights
     validation_losses: list[float] = field(default_factory=list)
-    ended: str = ""
+    ended: str = ""  # "length", "patience", or "failed" if the loss was not finite
 
     def end_epoch(self, loss: float, validation: float | None, length: int, patience: int | None) -> bool:
         """Record an epoch, decide whether training ends, and return whether its weights are the best."""
@@ -155,13 +131,13 @@ def train_stack(
     patience: int | None = 10,
     callback: Callable[[float], None] | None = None,
 ) -> list[Trained]:
-    """Train one perceptron for each job, all of them side by side.
+    """Train one perceptron for each job, all of them side by side, by AdamW.
 
-    Every step takes the next ``batch_size`` rows of a network's order. An epoch has as many steps as batches
-    are needed for its rows. The optimiser is AdamW. Differences from the objectives of
-    `elliptica.baselines`: the partner of mixup and of elliptic training is the next row of the batch; C-Mixup
-    and LISA choose among `CANDIDATES` rows of it. ``"groupdro"`` and
-    ``"balanced"`` draw every group equally often, ``"lisa"`` every combination of class and group.
+    Every step takes the next ``batch_size`` rows of a network's order; an epoch has as many steps as batches
+    are needed for its rows. Differences from the objectives of `elliptica.baselines`: the partner of mixup
+    and of elliptic training is the next row of the batch; C-Mixup and LISA choose among `CANDIDATES` rows of
+    it. ``"groupdro"`` and ``"balanced"`` draw every group equally often, ``"lisa"`` every combination of
+    class and group. A network that fails keeps the best weights before that, or the initial ones.
 
     Args:
         jobs: Networks to train; their tables have the same numbers of features and outputs.
@@ -170,9 +146,6 @@ def train_stack(
         batch_size: Rows per step, for all networks. A network with fewer rows sees some of them twice.
         patience: Epochs without a better validation loss after which a network stops; None means no limit.
         callback: Called from time to time with the finished share of the work.
-
-    Returns:
-        The networks, aligned with ``jobs``.
 
     Example:
         >>> table = Table(torch.randn(60, 3), torch.randn(60, 1), *torch.zeros(2, 60, dtype=torch.long))
@@ -189,7 +162,7 @@ def train_stack(
         ends = torch.tensor([0, *(len(part.x) for part in tables)]).cumsum(0).tolist()
         offsets = {id(part): end for part, end in zip(tables, ends, strict=False)}
         networks = [_Network(job, offsets[id(job.table)], sizes, batch_size) for job in jobs]
-        _Stack(networks, table, sizes, batch_size, loss, patience).train(callback)
+        _Stack(networks, table, sizes, loss, patience).train(callback)
     return [Trained(network.best, network.progress) for network in networks]
 
 
@@ -216,10 +189,8 @@ def epoch_length(n_rows: int, weight: np.ndarray | None) -> int:
 def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:
     """Draw the row numbers of one epoch in random order: each once, or as often as its weight says.
 
-    Weights are expected frequencies. The sum of weights is divided into pieces of equal length, all shifted
-    by one random number, and the row at the start of each piece is taken. A weight of 2 thus gives exactly
-    two copies, and a weight of 1.5 one or two. An epoch is as long as the sum of weights, but at least as
-    long as the number of rows and at most ten times that.
+    The sum of weights is divided into pieces of equal length, all shifted by one random number, and the row
+    at the start of each piece is taken: a weight of 2 gives two copies, and one of 1.5 one or two.
     """
     length = epoch_length(n_rows, weight)
     order = torch.randperm(length, generator=generator)
@@ -249,8 +220,7 @@ class RowStream:
     def _balance(self, job: Job) -> None:
         """Give each group, or each class within a group, the same total weight.
 
-        Rows of a group become neighbours, because `draw_epoch` samples systematically along this order.
-        Every epoch then has the same number of rows of each group, up to one.
+        Rows of a group become neighbours, so `draw_epoch` draws each group equally often up to one.
         """
         part = job.table.group[self.rows]
         if job.method == "lisa":
@@ -441,15 +411,10 @@ class _Stack:
     """All networks of one call, in blocks that fit into a cache."""
 
     def __init__(
-        self,
-        networks: list[_Network],
-        table: Table,
-        sizes: Sequence[int],
-        batch_size: int,
-        loss: Loss,
-        patience: int | None,
+        self, networks: list[_Network], table: Table, sizes: Sequence[int], loss: Loss, patience: int | None
     ) -> None:
-        self.table, self.batch_size, self.loss, self.patience = table, batch_size, loss, patience
+        self.table, self.loss, self.patience = table, loss, patience
+        batch_size = self.batch_size = len(networks[0].totals)
         self.networks, self.n_groups = networks, int(table.group.max()) + 1
         self.steps_at_once = max(1, ROWS_AT_ONCE // batch_size)
         numbers = 4 * sum(a * b + b for a, b in pairwise(sizes))
@@ -517,10 +482,10 @@ class _Stack:
             inputs = x if layer == 0 else outputs[layer - 1]
             torch.bmm(inputs.transpose(1, 2), slope, out=block.gradients[layer])
             torch.sum(slope, 1, out=block.gradients[len(slopes) + layer])
-        how = {"beta1": _BETA1, "beta2": _BETA2, "eps": _EPS, "amsgrad": False, "maximize": False}
+        how: dict[str, Any] = dict(beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False)
         count_of_steps = [torch.tensor(step + 1.0)] * len(block.parameters)
         for (rate, decay), tensors in block.runs:
-            torch._fused_adamw_(*tensors, [], count_of_steps, lr=rate, weight_decay=decay, **how)
+            torch._fused_adamw_(*cast("Any", tensors), [], count_of_steps, lr=rate, weight_decay=decay, **how)
 
     def _losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of each row, and its derivative by the outputs."""
@@ -532,9 +497,8 @@ class _Stack:
             slope = torch.div(powers, total).sub_(y)
             return total.log_().squeeze(-1) - shifted.mul_(y).sum(-1), slope
         if self.loss == "labels":
-            losses = nn.functional.binary_cross_entropy_with_logits(
-                outputs, y.expand_as(outputs), reduction="none"
-            )
+            entropy = nn.functional.binary_cross_entropy_with_logits
+            losses = entropy(outputs, y.expand_as(outputs), reduction="none")
             return losses.mean(-1), outputs.sigmoid().sub_(y).div_(y.shape[-1])
         difference = outputs - y
         return difference.square().mean(-1), difference.mul_(2 / y.shape[-1])
@@ -595,11 +559,7 @@ def _forward(
 
 
 def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
-    """Return factors of mean one: the softmax of the standardised norm of each row's input gradient.
-
-    These are the factors of ``weighting="gradient_softmax"``, see `elliptica.core.weighting`. They do not
-    depend on the scale of the gradients.
-    """
+    """Return the factors of `elliptica.core.weighting.GradientSoftmax`, of mean one."""
     norm = torch.linalg.vector_norm(gradient, dim=2)
     deviation = norm.std(1, keepdim=True) if norm.shape[1] > 1 else torch.zeros_like(norm)
     # a deviation of zero (equal norms, or one row) gives equal factors
@@ -607,18 +567,12 @@ def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
     return score.softmax(1) * norm.shape[1]
 
 
-_threads = threading.Lock()
-_before: list[int] = []  # torch's number of threads before, once for each block of `one_thread`
-
-
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Use one torch thread temporarily: sharing small products among threads costs more than it saves."""
-    with _threads:
-        _before.append(_before[0] if _before else torch.get_num_threads())
-        torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        with _threads:
-            torch.set_num_threads(_before.pop())
+        torch.set_num_threads(before)
