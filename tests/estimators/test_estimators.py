@@ -224,19 +224,6 @@ def test_group_methods_serve_the_small_group(method):
     assert small[method] > small["erm"] + 0.05
 
 
-@pytest.mark.statistical
-def test_noise_is_a_penalty_on_the_slope(line, seed):
-    """A linear model with input noise sigma is ridge regression with penalty n sigma^2 on scaled columns."""
-    x, y = (part - part.mean(0) for part in line)
-    x, y = x / x.std(0), y / y.std()
-    ridge = np.linalg.solve(x.T @ x + 50 * np.eye(3), x.T @ y)
-    how = {"hidden": (), "learning_rate": 0.02, "max_iter": 300, "n_networks": 20, "random_state": seed}
-    model = EllipticRegressor(method="noise", sigma=1.0, **how).fit(x, y)
-    slopes = np.array([network[0].weight.detach().numpy()[0] for network in model.module_.networks])
-    assert np.abs(slopes.mean(0) - ridge).max() < 5 * (slopes.std(0) / np.sqrt(20)).max() + 0.01
-    assert np.abs(slopes.mean(0) - np.linalg.lstsq(x, y, rcond=None)[0]).max() > 0.1
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -62,8 +62,6 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     Attributes:
         kinds_: Kind of each column.
-        n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if ``X`` was a frame.
 
     Example:
         >>> frame = pl.DataFrame({"age": [20, None, 40], "town": ["A", "B", "A"]})
