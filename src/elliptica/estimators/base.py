@@ -97,8 +97,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def network_rows(self, X: Any, y: Any) -> NetworkRows:
         """Return network, loss, inputs and targets as in training: the arguments of `elliptica.diagnose`.
 
-        Real targets are standardised. The network itself is not bounded, and its logits are not calibrated.
-        After a preprocessor, transform ``X`` first: ``pipeline[:-1].transform(X)``.
+        The network is neither bounded nor calibrated. In a pipeline, pass ``pipeline[:-1].transform(X)``.
         """
         check_is_fitted(self, "module_")
         rows, target = self._check_rows(X, y, reset=False)
@@ -203,18 +202,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Return the networks, one or several."""
         return list(self.module_.networks) if isinstance(self.module_, Ensemble) else [self.module_]
 
-    def _summarise(self, progress: Sequence[Progress]) -> None:
-        """Set attributes that describe the training; for several networks, means, medians and the longest."""
-        self.n_iter_ = max(one.epochs for one in progress)
-        self.best_iteration_ = int(np.median([one.best_epoch for one in progress]))
-        self.loss_curve_ = mean_curve(one.losses for one in progress)
-        self.validation_curve_ = mean_curve(one.validation_losses for one in progress)
-
     def _forward(self, scaled: np.ndarray) -> np.ndarray:
         """Compute outputs ``(networks, rows, outputs)`` for scaled rows.
 
-        Default networks are evaluated in float64, so that the output of a row does not depend on the other
-        rows of the call. Your own networks keep their number format.
+        Default networks use float64, so that the output of a row does not depend on the others of the call.
         """
         device, dtype, networks = self._place(), torch.float32, self._networks()
         is_ours = self.module is None and device.type == "cpu"
@@ -395,8 +386,12 @@ class _Prepared:
         x, target = model._check_rows(fit.X, fit.y, reset=True)
         model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
         self.y = model._encode(target, reset=True)
-        weight = self.weight = model._combined_weight(_check_weight(fit.sample_weight, x), self.y)
-        groups = _check_groups(fit.groups, x)
+        weight = fit.sample_weight
+        if weight is not None:
+            weight = _check_sample_weight(weight, x, dtype=np.float64, ensure_non_negative=True)
+        weight = self.weight = model._combined_weight(weight, self.y)
+        check_consistent_length(x, fit.groups)
+        groups = None if fit.groups is None else np.unique(column_or_1d(fit.groups), return_inverse=True)[1]
         model._check_parameters(groups)
         rows = np.arange(len(x)) if fit.rows is None else fit.rows
         if weight is not None and (weight[rows] == 0).any():
@@ -434,7 +429,10 @@ class _Prepared:
 
     def finish(self, progress: Sequence[Progress]) -> bool:
         """Set the attributes of a trained estimator, and return whether its training diverged."""
-        self.model._summarise(progress)
+        self.model.n_iter_ = max(one.epochs for one in progress)
+        self.model.best_iteration_ = int(np.median([one.best_epoch for one in progress]))
+        self.model.loss_curve_ = mean_curve(one.losses for one in progress)
+        self.model.validation_curve_ = mean_curve(one.validation_losses for one in progress)
         diverged = any(one.ended == "failed" for one in progress)
         if self.held is not None and not diverged:
             weight = None if self.weight is None else self.weight[self.held]
@@ -501,23 +499,6 @@ def train_module(model: EllipticEstimator, network: nn.Module, job: Job, batch_s
 def network_seeds(seed: int, n_networks: int) -> list[int]:
     """Return the seeds of the networks of an ensemble; the first is that of a single network."""
     return [seed, *(stream_seed(seed, "ensemble", i) for i in range(1, n_networks))]
-
-
-def _check_weight(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
-    if sample_weight is None:
-        return None
-    weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
-    if (weight < 0).any() or not weight.any():
-        raise ValueError("sample_weight must be at least zero, and above zero for some row.")
-    return weight
-
-
-def _check_groups(groups: Any, x: np.ndarray) -> np.ndarray | None:
-    """Return the numbers of the groups."""
-    if groups is None:
-        return None
-    check_consistent_length(x, labels := column_or_1d(groups))
-    return np.unique(labels, return_inverse=True)[1]
 
 
 def location_and_scale(values: np.ndarray, standardize: bool) -> tuple[np.ndarray, np.ndarray]:

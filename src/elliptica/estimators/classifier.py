@@ -63,8 +63,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         batch_size: Rows per step; a batch may hold the end of one epoch and the start of the next.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
-        early_stopping: Hold out part of the rows, stop when their loss no longer falls, and keep the best
-            network; statistics come from the other rows. Otherwise, ``max_iter`` epochs are run.
+        early_stopping: Hold out part of the rows, stop when their loss stops falling, keep the best network.
         validation_fraction: Share of rows to hold out (stratified if possible).
         n_iter_no_change: Epochs without a lower loss before training stops.
         calibrate: ``"temperature"`` divides logits by one number, `temperature_`, fitted to held-out rows
@@ -81,7 +80,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     Attributes:
         classes_: Sorted labels; column numbers for multilabel targets.
-        n_features_in_: Number of columns.
         module_: The trained network; it expects scaled rows. Several networks are one module that returns the
             logits of their mean probabilities.
         temperature_: Divisor of the logits; 1 without ``calibrate``.
@@ -91,7 +89,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
         best_iteration_: Epoch whose network was kept. For several networks, this is the median, ``n_iter_``
             the largest, and curves are means.
-        n_outputs_: Number of outputs of the network.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -117,11 +114,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         return np.asarray(self.classes_[outputs.argmax(axis=1)])
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Predict probabilities of the classes, in the order of ``classes_``.
+        """Predict probabilities of the classes, in the order of ``classes_``, averaged over networks.
 
-        They are the softmax of the network (for multilabel targets the sigmoid of each output), averaged over
-        several networks. Training between rows makes them less confident than ordinary training does.
-        ``calibrate="temperature"`` adjusts them to held-out rows.
+        Training between rows makes them less confident than ordinary training does, see ``calibrate``.
         """
         outputs = torch.from_numpy(self._pooled(X) / self.temperature_)
         return (outputs.sigmoid() if self._is_multilabel else outputs.softmax(1)).numpy()

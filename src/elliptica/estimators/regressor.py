@@ -24,11 +24,9 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     bridges between the rows, targets included, instead of the rows alone. ``method`` switches to ordinary
     training, mixup or C-Mixup, so that one grid compares them. ``y`` may have several columns.
 
-    Predictions stay within the range of the training targets (``bounded=True``). A solution of the elliptic
-    equation obeys this maximum principle, but a network does not: far from the rows, its outputs grow without
-    limit. Training is unchanged; only predictions outside the range are clipped. Switch it off if targets of
-    new rows can leave that range, for instance a quantity that grows with time. There, a bound keeps
-    predictions too small, however good the network is.
+    Predictions are clipped to the range of the training targets (``bounded=True``): a solution of the
+    elliptic equation obeys this maximum principle, but a network grows without limit far from the rows. Switch it off
+    if targets of new rows can leave that range, for instance a quantity that grows with time.
 
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 

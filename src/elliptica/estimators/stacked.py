@@ -482,10 +482,13 @@ class _Stack:
             inputs = x if layer == 0 else outputs[layer - 1]
             torch.bmm(inputs.transpose(1, 2), slope, out=block.gradients[layer])
             torch.sum(slope, 1, out=block.gradients[len(slopes) + layer])
-        how: dict[str, Any] = dict(beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False)
+        adamw, how = (
+            cast("Any", torch._fused_adamw_),
+            dict(beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False),
+        )
         count_of_steps = [torch.tensor(step + 1.0)] * len(block.parameters)
         for (rate, decay), tensors in block.runs:
-            torch._fused_adamw_(*cast("Any", tensors), [], count_of_steps, lr=rate, weight_decay=decay, **how)
+            adamw(*tensors, [], count_of_steps, lr=rate, weight_decay=decay, **how)
 
     def _losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of each row, and its derivative by the outputs."""
@@ -528,15 +531,13 @@ class _Stack:
 
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float | None]:
         """Compute validation losses of some networks, those with the same rows at once."""
-        losses: dict[int, float | None] = dict.fromkeys(places, None)
+        losses: dict[int, float | None] = dict.fromkeys(places)
         alike: dict[tuple[int, int], list[int]] = {}
         for i in places:
-            if block.networks[i].validation is not None:
-                key = id(block.jobs[i].validation), id(block.jobs[i].table)
-                alike.setdefault(key, []).append(i)
+            alike.setdefault((id(block.jobs[i].validation), id(block.jobs[i].table)), []).append(i)
         for same in alike.values():
-            rows = block.networks[same[0]].validation
-            assert rows is not None
+            if (rows := block.networks[same[0]].validation) is None:
+                continue
             layers, total = block.layers(same), torch.zeros(len(same))
             for part in rows.split(_EVALUATED):
                 outputs = _forward(layers, self.table.x[part].expand(len(same), -1, -1))[-1]
