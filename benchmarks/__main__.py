@@ -7,17 +7,14 @@ import os
 import platform
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import elliptica
+from benchmarks import timing
 
-HERE = Path(__file__).resolve().parent
-SUITES = ("samplers", "steps", "variance", "landscape", "cmixup", "report", "imports", "sweep")
-SUITES += ("partners", "growth", "compare", "stacked")
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+SUITES = ("samplers", "steps", "variance", "landscape", "imports", "partners", "compare", "stacked")
 
 
 def short(ratio: float) -> str:
@@ -29,13 +26,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown, one line per measurement."""
     lines = ["| what | against | ratio | quartiles | budget | |", "|---|---|--:|--:|--:|---|"]
     for r in rows:
-        mark = "" if r["within_budget"] else "**over**, see below"
-        note = f"{r['detail']} {mark}".strip()
-        lines.append(
-            f"| {r['what']} | {r['against']} | {short(r['ratio'])} "
-            f"| {short(r['low'])}-{short(r['high'])} "
-            f"| {'-' if r['budget'] is None else format(r['budget'], 'g')} | {note} |"
-        )
+        note = f"{r['detail']} {'' if r['within_budget'] else '**over**, see below'}".strip()
+        budget = "-" if r["budget"] is None else format(r["budget"], "g")
+        ratios = f"{short(r['ratio'])} | {short(r['low'])}-{short(r['high'])}"
+        lines.append(f"| {r['what']} | {r['against']} | {ratios} | {budget} | {note} |")
     return "\n".join(lines)
 
 
@@ -44,59 +38,36 @@ def slower(row: dict[str, Any], before: dict[str, Any] | None) -> bool:
     return before is not None and row["low"] > before["high"] and row["ratio"] > 1.1 * before["ratio"]
 
 
-def machine() -> dict[str, object]:
-    """Where a suite was measured."""
-    return {
-        "torch": torch.__version__,
-        "elliptica": elliptica.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-    }
-
-
-def write(results: dict[str, Any]) -> None:
-    """The JSON file and the table of the README."""
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n{table(results['measurements'])}\n{END}{after}")
-
-
 def main(names: list[str]) -> int:
     """Measure, print as we go, write after each suite; suites that were not asked for keep their rows.
 
     Returns the exit status: 1 if something became slower than in ``results.json`` as it was.
     """
-    if unknown := [name for name in names if name not in SUITES]:
-        print(f"error: there is no suite {', '.join(unknown)}. There are {', '.join(SUITES)}.")
-        return 2
-    results = json.loads((HERE / "results.json").read_text())
-    machines = results.setdefault("machines", {})
-    if "machine" in results:  # one for all, in older files
-        machines |= {row["suite"]: results["machine"] for row in results["measurements"]} | machines
-        del results["machine"]
+    results = json.loads((timing.HERE / "results.json").read_text())
     committed = {(row["suite"], row["what"], row["against"]): row for row in results["measurements"]}
     worse: list[str] = []
     for suite in names or SUITES:
         rows = []
-        machines[suite] = machine()
         for measurement in import_module(f"benchmarks.{suite}").measure():
             row = {"suite": suite, **measurement.as_dict()}
             rows.append(row)
-            before = committed.get((suite, measurement.what, measurement.against))
+            before = committed.get((suite, row["what"], row["against"]))
             was = "" if before is None else f", was {short(before['ratio'])}"
-            print(
-                f"{short(measurement.ratio):>8} (budget {measurement.budget:g}{was})  {measurement.what}",
-                flush=True,
-            )
+            print(f"{short(row['ratio']):>8} (budget {measurement.budget:g}{was})  {row['what']}", flush=True)
             if slower(row, before):
-                worse.append(f"{row['what']}: {short(row['ratio'])}, was {short(before['ratio'])}")
+                worse.append(f"{row['what']}: {short(row['ratio'])}{was}")
+        results["machines"][suite] = {
+            "torch": torch.__version__,
+            "elliptica": elliptica.__version__,
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+            "cores": os.cpu_count(),
+        }
         kept = {s: [r for r in results["measurements"] if r["suite"] == s] for s in SUITES} | {suite: rows}
         results["measurements"] = [row for s in SUITES for row in kept[s]]
-        write(results)  # now: a suite that fails later takes nothing along
-    print("\n" + table(results["measurements"]))
+        # now: a suite that fails later takes nothing along
+        (timing.HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        timing.fill("table", table(results["measurements"]))
     for line in worse:
         print(f"slower than before: {line}")
     return int(bool(worse))

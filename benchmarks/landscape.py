@@ -1,4 +1,4 @@
-"""Solvers of the landscape against time stepping, at equal error, and a loss map at work."""
+"""Solvers of the landscape against time stepping, at equal error."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
-from elliptica.landscape import Ball, DataDomain, Operator, estimate_landscape
+from elliptica.landscape import Ball, Operator
 from elliptica.landscape.euler import euler_maruyama
 from elliptica.landscape.exits import sample_ball_exit
-from elliptica.landscape.solve import default_shell, domain_size
 from elliptica.landscape.spheres import walk_on_spheres
 
 LAPLACE = Operator()
@@ -79,90 +77,7 @@ def exact_exit() -> Measurement:
     )
 
 
-def loss_map() -> Measurement:
-    """Expected loss of a 128-wide network at 1000 points in 100 dimensions, 256 exits each."""
-    dim, queries, n_walks = 100, 1000, 256
-    net = nn.Sequential(nn.Linear(dim, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
-    data = torch.randn(2000, dim)
-    at = data[:queries]
-    labels = net(at).detach() + 0.3 * torch.randn(queries, 1)
-    ball = Ball.around(data)
-
-    def loss(z: Tensor, y: Tensor) -> Tensor:
-        return (net(z) - y).square().squeeze(-1)
-
-    found = []
-
-    def ours() -> None:
-        found.append(estimate_landscape(loss, ball, at, context=labels, n_walks=n_walks))
-
-    @torch.no_grad()
-    def forward() -> None:
-        for part in range(0, queries, 64):
-            z = at[part : part + 64].repeat_interleave(n_walks, 0)
-            loss(z, labels[part : part + 64].repeat_interleave(n_walks, 0))
-
-    result = compare(
-        f"loss map of {queries} points, {dim} dimensions, {n_walks} exits each, 128-wide network",
-        ours,
-        "forward passes at as many points",
-        forward,
-        budget=math.inf,
-        rounds=3,
-    )
-    error = float((found[-1].stderr / found[-1].value).median())
-    return replace(result, detail=f"{result.detail}; median standard error {error:.1%} of the value")
-
-
-class BruteForce(DataDomain):
-    """The same domain, the nearest ball found among all of them."""
-
-    def nearest_ball(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """All distances by ``torch.cdist``, the least of each row."""
-        centres, radii = self.points, self.radii
-        shift = centres.mean(0)
-        found = []
-        for part in z.split(max(2**22 // len(centres), 1)):
-            index = (torch.cdist(part - shift, centres - shift) - radii).argmin(1)
-            found.append(((part - centres[index]).norm(dim=1) - radii[index], index))
-        return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
-
-
-def among_points(dim: int, n_points: int, budget: float) -> Measurement:
-    """Walk on spheres among normal points, from near the middle."""
-    n_walks = 200 if n_points <= 10_000 else 50
-    draw = torch.Generator().manual_seed(dim)
-    points = torch.randn(n_points, dim, dtype=torch.float64, generator=draw)
-    domain = DataDomain(points)
-    slow = object.__new__(BruteForce)
-    vars(slow).update(vars(domain))  # nearest neighbours are looked for once
-    start = 0.5 * torch.randn(n_walks, dim, dtype=torch.float64, generator=draw)
-
-    shell = default_shell(domain, start, domain_size(domain, start))
-
-    def walk(domain: DataDomain) -> None:
-        walk_on_spheres(domain, start, LAPLACE, shell=shell, generator=torch.Generator().manual_seed(0))
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a tree is searched by one
-    try:
-        return compare(
-            f"walk on spheres among {n_points:g} points, {dim} dimensions, {n_walks} walks",
-            lambda: walk(domain),
-            "the nearest of all by cdist and argmin, one thread",
-            lambda: walk(slow),
-            budget=budget,
-            rounds=5,
-        )
-    finally:
-        torch.set_num_threads(threads)
-
-
 def measure() -> Iterator[Measurement]:
-    """Solvers, a loss map, and walks among many points."""
+    """Solvers against time stepping and against each other."""
     yield on_disk()
     yield exact_exit()
-    yield loss_map()
-    for dim in (2, 10):
-        for n_points in (1_000, 10_000, 100_000):
-            yield among_points(dim, n_points, 0.1 if (dim, n_points) == (2, 10_000) else math.inf)

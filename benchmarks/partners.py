@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.steps import erm_step
 from benchmarks.timing import Measurement
+from benchmarks.timing import seconds as seconds_of
 from elliptica import PartnerIndex
 from elliptica.lab.models import preact_resnet
 
@@ -41,11 +42,6 @@ def clustered(file: Path, n: int, d: int) -> NDArray[np.float32]:
     return x
 
 
-def exponent(sizes: list[int], values: list[float]) -> float:
-    """Slope of a line through the logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
-
-
 def measure() -> Iterator[Measurement]:
     """Sizes from 1e4 to 1e6 rows of 128 features, and 1e5 rows of 3072."""
     net = preact_resnet(18, 10)
@@ -66,30 +62,22 @@ def measure() -> Iterator[Measurement]:
                 builds.append(build)
                 draws.append(_seconds(index))
     for what, times, budget in (("building", builds, 1.6), ("drawing a batch from", draws, 1.0)):
-        slope = exponent(sizes, times)
-        seconds = ", ".join(f"{t:.3g} s" for t in times)
-        yield Measurement(
-            f"{what} a partner index: exponent of n, 1e4 to 1e6 rows of 128",
-            "the dense table's exponent, 2, would be",
-            slope,
-            slope,
-            slope,
-            budget,
-            f"{seconds}",
-        )
+        slope = float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
+        name = f"{what} a partner index: exponent of n, 1e4 to 1e6 rows of 128"
+        detail = ", ".join(f"{t:.3g} s" for t in times)
+        yield Measurement.of(name, "the dense table's exponent, 2, would be", [slope], budget, detail)
 
 
 def _size(what: str, index: PartnerIndex, build: float) -> Measurement:
     """Against two gigabytes for a million rows of 128; others in proportion to their points."""
     n, d = index.shape
     allowed = 2e9 * n * d / 128e6
-    ratio = index.nbytes / allowed
     dense = 4.0 * n * n
     detail = (
         f"{index.nbytes / 1e9:.3g} GB, built in {build:.3g} s of processor time, recall {index.recall:.3f}"
     )
     detail += f"; dense {dense / 1e9:.3g} GB"
-    return Measurement(what, "2 GB per million rows of 128", ratio, ratio, ratio, 1.0, detail)
+    return Measurement.of(what, "2 GB per million rows of 128", [index.nbytes / allowed], 1.0, detail)
 
 
 def _draws(size: str, index: PartnerIndex, step: Callable[[], None]) -> Iterator[Measurement]:
@@ -99,37 +87,30 @@ def _draws(size: str, index: PartnerIndex, step: Callable[[], None]) -> Iterator
     seconds = 0.0
     for round_ in range(2 * ROUNDS + 1):
         if round_ == ROUNDS:  # once, in the middle: it takes as long as hundreds of the others
-            seconds = _processor_time(step)
+            seconds = seconds_of(step, clock=time.process_time)
             continue
         rows = torch.randint(len(index), (BATCH,), generator=torch.Generator().manual_seed(round_))
         for power, law in laws.items():
-            times[power].append(_processor_time(lambda law=law, rows=rows: law.sample(rows)))
+            times[power].append(
+                seconds_of(lambda law=law, rows=rows: law.sample(rows), clock=time.process_time)
+            )
     for power, law in laws.items():
         check = law.check(1000, generator=_seeded())
-        ratios = [t / seconds for t in times[power]]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        yield Measurement(
+        yield Measurement.of(
             f"drawing partners of {BATCH} rows, {size}, power {power:g}",
             f"ERM step of PreActResNet-18 on {BATCH} images, processor time",
-            statistics.median(ratios),
-            low,
-            high,
+            [t / seconds for t in times[power]],
             0.05,
             f"{statistics.median(times[power]) * 1e3:.0f} against {seconds * 1e3:.0f} ms; "
             f"acceptance {check.acceptance:.2f}, law off by at most {law.error_bound:.1g}",
         )
 
 
-def _processor_time(function: Callable[[], object]) -> float:
-    """Unlike the clock's, it does not count what other programs do on the machine."""
-    begin = time.process_time()
-    function()
-    return time.process_time() - begin
-
-
 def _seconds(index: PartnerIndex) -> float:
     rows = torch.randint(len(index), (BATCH,), generator=_seeded())
-    return statistics.median(_processor_time(lambda: index.sample(rows)) for _ in range(15))
+    return statistics.median(
+        seconds_of(lambda: index.sample(rows), clock=time.process_time) for _ in range(15)
+    )
 
 
 def _seeded() -> torch.Generator:

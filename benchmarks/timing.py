@@ -6,24 +6,17 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One line of the table.
-
-    Attributes:
-        what: What was measured.
-        against: What it is compared with.
-        ratio: Median over rounds of the ratio within a round.
-        low: First quartile of those ratios.
-        high: Third quartile.
-        budget: The most that we allow; infinite for what is only reported.
-        detail: Absolute figures, for orientation only.
-    """
+    """One line of the table: median and quartiles of ratios; an infinite budget is no budget."""
 
     what: str
     against: str
@@ -31,24 +24,30 @@ class Measurement:
     low: float
     high: float
     budget: float
-    detail: str = ""
+    detail: str = ""  # absolute figures, for orientation only
+
+    @classmethod
+    def of(
+        cls, what: str, against: str, ratios: Sequence[float], budget: float, detail: str = ""
+    ) -> Measurement:
+        """Summarise ratios, or a single one."""
+        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [*ratios] * 3
+        return cls(what, against, middle, low, high, budget, detail)
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON file."""
-        within = self.ratio <= self.budget
-        return {
-            **asdict(self),
-            "budget": None if math.isinf(self.budget) else self.budget,
-            "within_budget": within,
-        }
+        budget = None if math.isinf(self.budget) else self.budget
+        return {**asdict(self), "budget": budget, "within_budget": self.ratio <= self.budget}
 
 
-def seconds(function: Callable[[], object], repeats: int) -> float:
+def seconds(
+    function: Callable[[], object], repeats: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Mean time of one call."""
-    begin = time.perf_counter()
+    begin = clock()
     for _ in range(repeats):
         function()
-    return (time.perf_counter() - begin) / repeats
+    return (clock() - begin) / repeats
 
 
 def compare(
@@ -63,18 +62,21 @@ def compare(
 ) -> Measurement:
     """Time both in random order, round by round; the ratio is taken within each round."""
     function(), reference()  # warm up
-    ratios: list[float] = []
-    ours: list[float] = []
-    theirs: list[float] = []
+    times: list[list[float]] = [[], []]
+    calls = (function, reference)
     for _ in range(rounds):
-        pair = [(function, ours), (reference, theirs)]
-        random.shuffle(pair)
-        for call, times in pair:
-            times.append(seconds(call, repeats))
-        ratios.append(ours[-1] / theirs[-1])
-    low, _, high = statistics.quantiles(ratios, n=4)
-    detail = f"{_readable(statistics.median(ours))} against {_readable(statistics.median(theirs))}"
-    return Measurement(what, against, statistics.median(ratios), low, high, budget, detail)
+        for which in random.sample((0, 1), 2):
+            times[which].append(seconds(calls[which], repeats))
+    ratios = [ours / theirs for ours, theirs in zip(*times, strict=True)]
+    detail = " against ".join(_readable(statistics.median(each)) for each in times)
+    return Measurement.of(what, against, ratios, budget, detail)
+
+
+def fill(mark: str, block: str) -> None:
+    """Replace a block of the README."""
+    begin, end, readme = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->", HERE / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(begin)
+    readme.write_text(f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def _readable(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -97,7 +96,6 @@ def measure() -> Iterator[Measurement]:
             found = {name: [gradient_variance(of[name]) for _ in range(REPEATS)] for name in sorted(names)}
             for ours, theirs, budget in cases:
                 values = [a / b for a, b in zip(found[ours], found[theirs], strict=True)]
-                low, middle, high = statistics.quantiles(values, n=4)
                 what = f"gradient variance, {ours}, {note}, after {steps} steps of training"
                 allowed = budget if n_rows == BATCH else unlimited
-                yield Measurement(what, theirs, middle, low, high, allowed)
+                yield Measurement.of(what, theirs, values, allowed)

@@ -7,10 +7,10 @@ SkillCraft, trained on four leagues and tested on three others. Run it from a cl
     python examples/reproduce_one_row.py --row elliptic     # whole paths, the paper's setting; a minute
     python examples/reproduce_one_row.py --seeds 10
 
-What a first attempt easily leaves out is marked (1) to (4) below; results/plain_loop measures each of them.
-They are equal to the last digit on the same kind of processor with the same torch; elsewhere they differ by
-rounding, which training amplifies. The committed records are older than today's order of draws, so from them
-this loop differs as one seed does from another.
+What a first attempt easily leaves out is marked (1) to (4) below; most of a difference comes from (3).
+Numbers are equal to the last digit on the same kind of processor with the same torch; elsewhere they differ
+by rounding, which training amplifies. The committed records are older than today's order of draws, so from
+them this loop differs as one seed does from another.
 """
 
 import argparse

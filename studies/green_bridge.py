@@ -5,22 +5,19 @@ the screened law; four partner laws; label noise on and off; beside ERM, mixup a
 number of network evaluations. Ten seeds. The epoch is chosen on the validation split, the setting by the
 mean validation score. Needs ELLIPTICA_DATA::
 
-    python studies/green_bridge.py run                    # what is not recorded yet (an hour or two)
-    python studies/green_bridge.py run --datasets no2     # one data set
-    python studies/green_bridge.py table                  # table and picture from the records
+    python studies/green_bridge.py run        # what is not recorded yet (an hour or two)
+    python studies/green_bridge.py table      # tables and picture from the records
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
-import platform
-import time
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from scipy.stats import geninvgauss
 from torch import Tensor, nn
 
 import elliptica
+from common import Record, Study, descend, paired_p, spread, table
 from elliptica.baselines import CMixup, Mixup, TargetKernel
 from elliptica.lab.data import (
     Dataset,
@@ -39,21 +37,21 @@ from elliptica.lab.data import (
     load_skillcraft,
     load_waterbirds_features,
 )
-from elliptica.lab.experiments.records import append_lines, read_lines
+from elliptica.lab.experiments.records import versions
 from elliptica.lab.models import mlp
 from elliptica.lab.models.side_by_side import stack
 
-HERE = Path(__file__).resolve().parent.parent / "results" / "green_bridge"
-RECORDS = HERE / "records.jsonl.gz"
-N_BINS = 5
+N_BINS, N_SEEDS = 5, 10
+#: From row numbers to the loss, summed over networks.
+Loss = Callable[[Tensor], Tensor]
+Method = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Task:
     """A data set and how it is trained (paper: Table 12).
 
-    Crime has half of the paper's epochs, for time; the epoch is chosen on validation. Training on the
-    Waterbirds features is our choice.
+    Crime has half of the paper's epochs, for time. Training on the Waterbirds features is our choice.
     """
 
     load: Callable[[int], Dataset]
@@ -70,37 +68,34 @@ class Task:
 
 # Scaled over all rows, as in the reference: one row of SkillCraft's validation league (a million hours of
 # play) lies at 56 when scaled over the training rows, and would decide every selection alone.
-load_skillcraft_as_reference = functools.partial(load_skillcraft, scale="all")
-load_crime_as_reference = functools.partial(load_crime, scale="all")
-
+_skillcraft, _crime = (functools.partial(load, scale="all") for load in (load_skillcraft, load_crime))
 TASKS = {
     "no2": Task(load_no2, 100, 32, 1e-2, 0.01, bandwidth=1.2, new_split_per_seed=True),
     "airfoil": Task(load_airfoil, 100, 16, 1e-2, 0.05, bandwidth=1.75, manifold="1", new_split_per_seed=True),
-    "skillcraft": Task(load_skillcraft_as_reference, 100, 32, 1e-2, 0.05, bandwidth=1.0),
-    "crime": Task(load_crime_as_reference, 50, 16, 1e-3, 0.05, bandwidth=4.0, manifold="1"),
+    "skillcraft": Task(_skillcraft, 100, 32, 1e-2, 0.05, bandwidth=1.0),
+    "crime": Task(_crime, 50, 16, 1e-3, 0.05, bandwidth=4.0, manifold="1"),
     "waterbirds": Task(load_waterbirds_features, 20, 128, 1e-3, 0.1, hidden=(), alpha=1.0),
 }
 POWERS = ("0", "1", "4", "n-2")
 NOISES = ("paper", "green 0.1", "green 0.3", "green 1", "screened")
 
 
-def methods(task: Task) -> Iterator[dict[str, Any]]:
+def methods(task: Task) -> Iterator[Method]:
     """Every setting of a data set; ``holdout`` leaves a tenth of the training rows for validation."""
-    yield {"name": "erm"}
-    yield {"name": "mixup"}
+
+    def elliptic(noise: str, power: str = "1", label_noise: bool | str = False, **more: bool) -> Method:
+        return {"name": "elliptic", "noise": noise, "power": power, "label_noise": label_noise, **more}
+
+    yield from ({"name": name} for name in ("erm", "mixup"))
     if task.bandwidth is not None:
         yield {"name": "c-mixup"}
     for noise in NOISES:
-        for power in POWERS:
-            for label_noise in (False, True):
-                yield {"name": "elliptic", "noise": noise, "power": power, "label_noise": label_noise}
-    yield {"name": "elliptic", "noise": "green intrinsic", "power": "1", "label_noise": False}
-    # the paper's own setting: one sigma for inputs and targets
-    yield {"name": "elliptic", "noise": "paper", "power": "1", "label_noise": "sigma"}
+        yield from (elliptic(noise, power, labels) for power in POWERS for labels in (False, True))
+    yield elliptic("green intrinsic")
+    yield elliptic("paper", label_noise="sigma")  # the paper's own setting: one sigma for inputs and targets
     if task.bandwidth is not None and not task.new_split_per_seed:  # regression under shift
         yield {"name": "erm", "holdout": True}
-        for noise in NOISES:
-            yield {"name": "elliptic", "noise": noise, "power": "1", "label_noise": False, "holdout": True}
+        yield from (elliptic(noise, holdout=True) for noise in NOISES)
 
 
 @dataclass(frozen=True)
@@ -125,14 +120,13 @@ class Screened:
 class Stack:
     """The seeds of one data set side by side: data, order of rows, partners, networks."""
 
-    def __init__(self, task: Task, method: dict[str, Any], seeds: list[int]) -> None:
+    def __init__(self, task: Task, method: Method, seeds: list[int]) -> None:
         self.task, self.seeds = task, seeds
         splits = seeds if task.new_split_per_seed else [0]
         self.data = [task.load(seed) for seed in splits] * (len(seeds) // len(splits))
         self.is_class = self.data[0].task == "classification"
-        parts = [self._parts(data, method.get("holdout", False)) for data in self.data]
-        self.train = [part[0] for part in parts]
-        self.selection = [part[1] for part in parts]
+        parts = [_parts(data, method.get("holdout", False)) for data in self.data]
+        self.train, self.selection = ([pair[i] for pair in parts] for i in (0, 1))
         self.x = torch.cat([part.x for part in self.train])
         self.y = torch.cat([part.y for part in self.train])
         self.first = torch.arange(len(seeds)) * self.train[0].n_rows
@@ -140,18 +134,9 @@ class Stack:
         networks = []
         for seed in seeds:
             torch.manual_seed(seed)  # initial weights: the same for every method
-            n_outputs = 2 if self.is_class else 1
-            networks.append(mlp(self.data[0].n_features, n_outputs, hidden=task.hidden))
+            networks.append(mlp(self.data[0].n_features, 2 if self.is_class else 1, hidden=task.hidden))
         self.model = stack(networks)
         self.loss = nn.CrossEntropyLoss() if self.is_class else nn.MSELoss()
-
-    def _parts(self, data: Dataset, holdout: bool) -> tuple[Split, Split]:
-        """Training rows and the rows that choose the epoch."""
-        if not holdout:
-            return data.train, data.validation
-        chosen = torch.randperm(data.train.n_rows, generator=torch.Generator().manual_seed(0))
-        cut = data.train.n_rows // 10
-        return _take(data.train, chosen[cut:]), _take(data.train, chosen[:cut])
 
     def batches(self) -> Iterator[Tensor]:
         """Row numbers in the joint table, network by network; incomplete batches are dropped."""
@@ -160,39 +145,74 @@ class Stack:
         for begin in range(0, n - size + 1, size):
             yield orders[:, begin : begin + size].flatten()
 
+    def with_partners(
+        self, build: Callable[[Split], Any], module: nn.Module, noise: torch.Generator, factor: int
+    ) -> Loss:
+        """The loss of a module whose far ends are drawn from a table per distinct training split."""
+        partners = self.tables(build)
+
+        def loss(index: Tensor) -> Tensor:
+            j = partners(index, noise)
+            return factor * module(self.x[index], self.y[index], end=(self.x[j], self.y[j]), generator=noise)
+
+        return loss
+
     def tables(self, build: Callable[[Split], Any]) -> Callable[[Tensor, torch.Generator], Tensor]:
-        """Partners of rows of the joint table, from a table per distinct training split."""
+        """Partners of rows of the joint table."""
         shared = not self.task.new_split_per_seed
         built = [build(split) for split in (self.train[:1] if shared else self.train)]
 
         def sample(index: Tensor, generator: torch.Generator) -> Tensor:
-            own = index.view(len(self.seeds), -1) - self.first[:, None]
-            if shared:
-                partners = built[0].sample(own.flatten(), generator=generator).view_as(own)
-            else:
-                drawn = [
-                    table.sample(rows, generator=generator).flatten()
-                    for table, rows in zip(built, own, strict=True)
-                ]
-                partners = torch.stack(drawn)
-            return (partners + self.first[:, None]).flatten()
+            local = index.view(len(self.seeds), -1) - self.first[:, None]
+            parts = [local.flatten()] if shared else list(local)
+            drawn = [
+                t.sample(rows, generator=generator).flatten() for t, rows in zip(built, parts, strict=True)
+            ]
+            return (torch.cat(drawn).view_as(local) + self.first[:, None]).flatten()
 
         return sample
+
+    def fit(self, loss: Loss, look: Callable[[int], None]) -> None:
+        """Train; ``look(epoch)`` after each epoch."""
+
+        def losses() -> Iterator[Tensor]:
+            for epoch in range(self.task.epochs):
+                yield from map(loss, self.batches())
+                look(epoch)
+
+        descend(self.model, losses(), self.task.lr)
 
     def evaluate(self, parts: list[Split]) -> Tensor:
         """Squared errors, or correct predictions, of each network on its rows: ``(seeds, rows)``."""
         with torch.no_grad():
             output = self.model(torch.cat([part.x for part in parts])).unflatten(0, (len(parts), -1))
         y = torch.stack([part.y for part in parts])
-        if self.is_class:
-            return (output.argmax(2) == y).float()
-        return (output - y).square().squeeze(2)
+        return (output.argmax(2) == y).float() if self.is_class else (output - y).square().squeeze(2)
+
+    def score(self, parts: list[Split]) -> Tensor:
+        """What selection maximises: minus the RMSE, or the worst group's accuracy."""
+        values = self.evaluate(parts)
+        if not self.is_class:
+            return -values.mean(1).sqrt()
+        return torch.stack([_by_group(v, p.group).amin() for v, p in zip(values, parts, strict=True)])
 
 
-def objective(
-    runs: Stack, method: dict[str, Any], noise: torch.Generator
-) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """A function from row numbers to the loss (summed over networks), and its settings."""
+def _parts(data: Dataset, holdout: bool) -> tuple[Split, Split]:
+    """Training rows and the rows that choose the epoch."""
+    if not holdout:
+        return data.train, data.validation
+    rows = torch.randperm(data.train.n_rows, generator=torch.Generator().manual_seed(0))
+    held, kept = rows.tensor_split([data.train.n_rows // 10])
+    return tuple(Split(data.train.x[r], data.train.y[r]) for r in (kept, held))  # type: ignore[return-value]
+
+
+def _by_group(values: Tensor, group: Tensor | None) -> Tensor:
+    assert group is not None
+    return torch.stack([values[group == g].mean() for g in group.unique()])
+
+
+def objective(runs: Stack, method: Method, noise: torch.Generator) -> tuple[Loss, dict[str, Any]]:
+    """The loss of a method, and its settings."""
     task, x, y, k = runs.task, runs.x, runs.y, len(runs.seeds)
     if method["name"] == "erm":
         return lambda index: k * runs.loss(runs.model(x[index]), y[index]), {}
@@ -200,81 +220,56 @@ def objective(
         mixup = Mixup(runs.model, runs.loss, alpha=task.alpha)
         return lambda index: mixup(x[index], y[index], generator=noise), {"alpha": task.alpha}
     if method["name"] == "c-mixup":
-        assert task.bandwidth is not None
-        kernel = TargetKernel(runs.train[0].y, task.bandwidth)
-        cmixup = CMixup(runs.model, runs.loss, bandwidth=task.bandwidth, alpha=task.alpha, at=task.manifold)
-
-        def loss(index: Tensor) -> Tensor:
-            j = kernel.sample(index, generator=noise)
-            return cmixup(x[index], y[index], end=(x[j], y[j]), generator=noise)
-
-        return loss, {"alpha": task.alpha, "bandwidth": task.bandwidth, "at": task.manifold}
-    settings = bridge_settings(runs, method)
+        settings = {"alpha": task.alpha, "bandwidth": task.bandwidth, "at": task.manifold}
+        cmixup = CMixup(runs.model, runs.loss, **settings)
+        return runs.with_partners(lambda s: TargetKernel(s.y, task.bandwidth), cmixup, noise, k), settings
+    settings = {"sampling": "marginal", **bridge_settings(runs, method)}
+    power = float(x.shape[1] - 2) if method["power"] == "n-2" else float(method["power"])
     elliptic = elliptica.Elliptic(
         runs.model, runs.loss, num_classes=2 if runs.is_class else None, validate=False, **settings
     )
-    power = float(x.shape[1] - 2) if method["power"] == "n-2" else float(method["power"])
-    partners = runs.tables(lambda split: elliptica.PartnerTable(split.x, power=power))
-
-    def bridge_loss(index: Tensor) -> Tensor:
-        j = partners(index, noise)
-        return k * elliptic(x[index], y[index], end=(x[j], y[j]), generator=noise)
-
-    return bridge_loss, {**{name: repr(value) for name, value in settings.items()}, "power": power}
+    loss = runs.with_partners(lambda s: elliptica.PartnerTable(s.x, power=power), elliptic, noise, k)
+    return loss, {**{name: repr(value) for name, value in settings.items()}, "power": power}
 
 
-def bridge_settings(runs: Stack, method: dict[str, Any]) -> dict[str, Any]:
+def bridge_settings(runs: Stack, method: Method) -> dict[str, Any]:
     """Noise of a method for `Elliptic`."""
     x, kind = runs.train[0].x, method["noise"]
-    n = x.shape[1]
     sigma: Any
     if kind == "paper":
         sigma = runs.task.sigma
     elif kind == "screened":
         shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
-        median = float((shuffled - x).norm(dim=1).median())
-        sigma = Screened(10 * n**2 / (2 * median**2))
+        sigma = Screened(10 * x.shape[1] ** 2 / (2 * float((shuffled - x).norm(dim=1).median()) ** 2))
     elif kind == "green intrinsic":
         sigma = elliptica.Green(dim=max(3.0, elliptica.intrinsic_dimension(x)))
     else:
         sigma = elliptica.Green(float(kind.split()[1]))
-    sigma_y = 0.0
     if method["label_noise"] == "sigma":
-        sigma_y = runs.task.sigma
-    elif method["label_noise"]:
-        sigma_y = 0.1 if runs.is_class else 0.1 * float(runs.train[0].y.std())
-    return {"sampling": "marginal", "sigma": sigma, "sigma_y": sigma_y}
+        return {"sigma": sigma, "sigma_y": runs.task.sigma}
+    unit = 1.0 if runs.is_class else float(runs.train[0].y.std())
+    return {"sigma": sigma, "sigma_y": 0.1 * unit if method["label_noise"] else 0.0}
 
 
-def train(dataset: str, method: dict[str, Any], seeds: list[int]) -> Iterator[dict[str, Any]]:
+def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
     """Train all seeds of one setting; one record each."""
-    task = TASKS[dataset]
-    runs = Stack(task, method, seeds)
-    noise = torch.Generator().manual_seed(1_000_003 + seeds[0])
-    loss, settings = objective(runs, method, noise)
-    optimizer = torch.optim.Adam(runs.model.parameters(), lr=task.lr)
-    tests = [data.test for data in runs.data]
-    validations = [data.validation for data in runs.data]
-    best = torch.full((len(seeds),), -math.inf)
-    errors, epochs = torch.zeros(len(seeds), tests[0].n_rows), torch.zeros(len(seeds))
-    validation = torch.zeros(len(seeds))
-    start = time.process_time()
-    for epoch in range(task.epochs):
-        for index in runs.batches():
-            optimizer.zero_grad()
-            loss(index).backward()
-            optimizer.step()
-        scores = score(runs.evaluate(runs.selection), runs.selection, runs.is_class)
+    runs = Stack(TASKS[dataset], method, seeds)
+    loss, settings = objective(runs, method, torch.Generator().manual_seed(1_000_003 + seeds[0]))
+    tests, validations = ([getattr(data, part) for data in runs.data] for part in ("test", "validation"))
+    best, epochs = torch.full((len(seeds),), -math.inf), torch.zeros(len(seeds), dtype=torch.long)
+    errors, validation = torch.zeros(len(seeds), tests[0].n_rows), torch.zeros(len(seeds))
+
+    def look(epoch: int) -> None:
+        scores = runs.score(runs.selection)
         better = scores >= best
         if bool(better.any()):
-            best = torch.where(better, scores, best)
-            epochs[better] = float(epoch)
+            best[better], epochs[better] = scores[better], epoch
             errors[better] = runs.evaluate(tests)[better]
-            official = score(runs.evaluate(validations), validations, runs.is_class)
-            validation = torch.where(better, official, validation)
-    seconds = (time.process_time() - start) / len(seeds)
-    for i, seed in enumerate(seeds):
-        yield {
+            validation[better] = runs.score(validations)[better]
+
+    runs.fit(loss, look)
+    return [
+        {
             "dataset": dataset,
             "method": method,
             "seed": seed,
@@ -282,31 +277,20 @@ def train(dataset: str, method: dict[str, Any], seeds: list[int]) -> Iterator[di
             "validation": abs(float(validation[i])),
             "epoch": int(epochs[i]),
             **test_metrics(errors[i], runs, i),
-            "cpu_seconds": seconds,
             "settings": settings,
-            "versions": {
-                "elliptica": elliptica.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
         }
+        for i, seed in enumerate(seeds)
+    ]
 
 
-def score(values: Tensor, parts: list[Split], is_class: bool) -> Tensor:
-    """What selection maximises: minus the RMSE, or the worst group's accuracy."""
-    if not is_class:
-        return -values.mean(1).sqrt()
-    return torch.stack([_by_group(v, p.group).amin() for v, p in zip(values, parts, strict=True)])
-
-
-def test_metrics(errors: Tensor, runs: Stack, i: int) -> dict[str, Any]:
+def test_metrics(errors: Tensor, runs: Stack, i: int) -> Record:
     """Average and worst group, each group, and the error by distance from the training data."""
     test = runs.data[i].test
     kind: Callable[[Tensor], Tensor] = (lambda v: v) if runs.is_class else Tensor.sqrt
     nearest = torch.cdist(test.x, runs.train[i].x).amin(1)
-    edges = nearest.quantile(torch.linspace(0, 1, N_BINS + 1)[1:-1])
-    bins = torch.bucketize(nearest, edges)
-    found: dict[str, Any] = {
+    bins = torch.bucketize(nearest, nearest.quantile(torch.linspace(0, 1, N_BINS + 1)[1:-1]))
+    found: Record = {
         "average": float(kind(errors.mean())),
         "by_distance": [float(kind(errors[bins == b].mean())) for b in range(N_BINS)],
         "distance": [float(nearest[bins == b].mean()) for b in range(N_BINS)],
@@ -318,55 +302,193 @@ def test_metrics(errors: Tensor, runs: Stack, i: int) -> dict[str, Any]:
     return found
 
 
-def _by_group(values: Tensor, group: Tensor | None) -> Tensor:
-    assert group is not None
-    return torch.stack([values[group == g].mean() for g in group.unique()])
-
-
-def _take(split: Split, rows: Tensor) -> Split:
-    group = None if split.group is None else split.group[rows]
-    return Split(split.x[rows], split.y[rows], group=group)
-
-
-def read_records() -> list[dict[str, Any]]:
-    """All committed records."""
-    return read_lines(RECORDS)
-
-
-def run(datasets: list[str], n_seeds: int) -> None:
+def run(records: list[Record]) -> Iterator[list[Record]]:
     """Train what is not recorded yet; mixup shares one weight per batch, so its seeds run one by one."""
-    done = {(r["dataset"], json.dumps(r["method"], sort_keys=True), r["seed"]) for r in read_records()}
-    for dataset in datasets:
-        for method in methods(TASKS[dataset]):
+    done = {(r["dataset"], json.dumps(r["method"], sort_keys=True), r["seed"]) for r in records}
+    for dataset, task in TASKS.items():
+        for method in methods(task):
             key = json.dumps(method, sort_keys=True)
-            seeds = [s for s in range(n_seeds) if (dataset, key, s) not in done]
-            groups = [[s] for s in seeds] if "mixup" in method["name"] else [seeds]
-            averages = []
-            for group in groups:
-                if not group:
-                    continue
-                records = list(train(dataset, method, group))
-                averages += [r["average"] for r in records]
-                append_lines(RECORDS, records)
-            if seeds:
-                print(f"{dataset} {key}: {sum(averages) / len(averages):.4f}", flush=True)
+            seeds = [s for s in range(N_SEEDS) if (dataset, key, s) not in done]
+            for group in [[s] for s in seeds] if "mixup" in method["name"] else [seeds] * bool(seeds):
+                yield train(dataset, method, group)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--datasets", nargs="+", choices=list(TASKS), default=list(TASKS))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    HERE.mkdir(parents=True, exist_ok=True)
-    if arguments.action == "run":
-        run(arguments.datasets, arguments.seeds)
-    from green_bridge_table import write_table
+def name(method: Method) -> str:
+    """One line for a setting."""
+    if method["name"] != "elliptic":
+        return str(method["name"])
+    label = {True: ", label noise", "sigma": ", sigma_y = sigma"}.get(method["label_noise"], "")
+    return f"{method['noise']}, power {method['power']}{label}"
 
-    write_table(read_records(), HERE)
 
+class Results:
+    """Records of one data set by setting, each a dict from seed to record."""
+
+    def __init__(self, records: list[Record], dataset: str, holdout: bool = False) -> None:
+        self.accuracy = dataset == "waterbirds"  # larger is better; the others are errors
+        self.runs: dict[str, dict[int, Record]] = defaultdict(dict)
+        self.methods: dict[str, Method] = {}
+        for r in records:
+            if r["dataset"] == dataset and bool(r["method"].get("holdout")) == holdout:
+                self.runs[name(r["method"])][r["seed"]] = r
+                self.methods[name(r["method"])] = r["method"]
+
+    @property
+    def keys(self) -> list[str]:
+        """Average, and worst group where there are groups."""
+        return [key for key in ("average", "worst") if key in self.runs["erm"][0]]
+
+    def values(self, setting: str, key: str) -> list[float]:
+        """One value per seed, in the order of seeds."""
+        return [record[key] for _, record in sorted(self.runs[setting].items())]
+
+    def best(self, key: str, among: Callable[[Method], bool]) -> str | None:
+        """The setting with the best mean of ``key``."""
+        settings = [s for s, method in self.methods.items() if among(method)]
+        pick = max if self.accuracy else min
+        return pick(settings, key=lambda s: statistics.mean(self.values(s, key)), default=None)
+
+    def show(self, setting: str, key: str) -> str:
+        """Mean and sample deviation; in percent for accuracies."""
+        values = self.values(setting, key)
+        return spread(values, ".1f", scale=100) if self.accuracy else spread(values, ".4g", ".2g")
+
+    def show_best(self, key: str, by: str, among: Callable[[Method], bool]) -> str:
+        """Name and score of the noise that a rule picks."""
+        pick = self.best(by, among)
+        return f"{pick.split(',')[0]}: {self.show(pick, key)}" if pick else "-"
+
+    def against_erm(self, settings: list[str], key: str) -> dict[str, str]:
+        """Mean difference to ERM on the same seeds; p of a paired t test, Holm-corrected over the rows."""
+        erm, found = self.values("erm", key), {}
+        for setting in dict.fromkeys(s for s in settings if s != "erm"):
+            gaps = [a - b for a, b in zip(self.values(setting, key), erm, strict=True)]
+            found[setting] = statistics.mean(gaps) * (100 if self.accuracy else 1), paired_p(gaps)
+        shown, running = {}, 0.0
+        for i, setting in enumerate(sorted(found, key=lambda s: found[s][1])):
+            mean, p = found[setting]
+            running = max(running, min(1.0, p * (len(found) - i)))
+            shown[setting] = f"{mean:+.3g} (p = {running:.2g})"
+        return shown
+
+
+def is_noise(*wanted: str) -> Callable[[Method], bool]:
+    """Settings of elliptic training with one of these noises."""
+    return lambda m: m["name"] == "elliptic" and m["noise"] in wanted
+
+
+def plain(*wanted: str) -> Callable[[Method], bool]:
+    """These noises with partners by inverse distance and linear targets."""
+    return lambda m: is_noise(*wanted)(m) and m["power"] == "1" and not m["label_noise"]
+
+
+FAMILIES: dict[str, Callable[[Method], bool]] = {
+    "elliptic, paper's setting": lambda m: m.get("label_noise") == "sigma",
+    "elliptic, paper's sigma": is_noise("paper"),
+    "elliptic, Green": is_noise("green 0.1", "green 0.3", "green 1"),
+    "elliptic, screened": is_noise("screened"),
+    "elliptic, any noise": is_noise(*NOISES),
+    "elliptic, Green x 1, power 1 (nothing chosen)": plain("green 1"),
+    "elliptic, Green x 1 (power and label noise chosen)": is_noise("green 1"),
+    "elliptic, Green at the intrinsic dimension": is_noise("green intrinsic"),
+}
+
+
+def main_rows(dataset: str, results: Results) -> Iterator[list[str]]:
+    """Each family at the setting that its validation mean chose, beside the baselines."""
+    chosen = {m: m for m in ("erm", "mixup", "c-mixup") if m in results.methods}
+    chosen |= {family: results.best("validation", among) or "" for family, among in FAMILIES.items()}
+    against = [results.against_erm(list(chosen.values()), key) for key in results.keys]
+    for family, setting in chosen.items():
+        scores = [results.show(setting, key) for key in results.keys]
+        gaps = [gap.get(setting, "-") for gap in against]
+        missing = ["-"] * (2 - len(scores))
+        row = [dataset, family, setting if family != setting else "-", results.show(setting, "validation")]
+        yield [*row, *scores, *missing, *gaps, *missing, str(len(results.runs[setting]))]
+
+
+def rules_row(dataset: str, results: Results, held: Results) -> list[str]:
+    """Does a rule choose the noise well? Test score of what each rule picks (power 1, no label noise)."""
+    key, among = results.keys[-1], plain(*NOISES)
+    intrinsic = results.best("validation", is_noise("green intrinsic"))
+    return [
+        *(dataset, key, results.show("erm", key)),
+        *(results.show_best(key, by, among) for by in (key, "validation")),
+        results.show(intrinsic, key) if intrinsic else "-",
+        # these runs chose epoch and noise on rows like the training rows, never on the shifted ones
+        held.show("erm", key) if "erm" in held.methods else "-",
+        held.show_best(key, "selection", among),
+    ]
+
+
+def grid_table(dataset: str, results: Results) -> list[str]:
+    """Every setting: test average, and worst group where there are groups."""
+
+    def cell(setting: str) -> str:
+        means = (statistics.mean(results.values(setting, key)) for key in results.keys)
+        return " / ".join(f"{mean * (100 if results.accuracy else 1):.3g}" for mean in means)
+
+    labels = {"": "", "*": ", label noise"}
+    head = ["noise", *(f"{power}{star}" for power in POWERS for star in labels)]
+    rows = [
+        [n, *(cell(f"{n}, power {p}{label}") for p in POWERS for label in labels.values())] for n in NOISES
+    ]
+    keys = " / ".join(results.keys)
+    title = f"**{dataset}**, test {keys}, mean over seeds (columns: partner power; starred: with label noise)"
+    return [title, "", *table(head, rows), ""]
+
+
+def blocks(records: list[Record]) -> dict[str, str]:
+    """All tables."""
+    results = {dataset: Results(records, dataset) for dataset in TASKS}
+    head = [
+        "data",
+        "method",
+        "setting chosen on validation",
+        "validation",
+        "test average",
+        "test worst group",
+    ]
+    head += ["average, against ERM", "worst, against ERM", "seeds"]
+    rules = ["data", "score on test", "ERM", "best of the five in hindsight", "picked on validation"]
+    rules += ["intrinsic dimension (no choice)", "held-out tenth of the training rows: ERM", "its pick"]
+    picked = [rules_row(d, r, Results(records, d, holdout=True)) for d, r in results.items()]
+    lines = ["### Each family at the setting chosen on validation", ""]
+    lines += table(head, (row for d, r in results.items() for row in main_rows(d, r)), "lll")
+    lines += ["", "### Does a rule choose the noise?", "", *table(rules, picked, "l" * 8)]
+    lines += ["", "### Every setting", "", *(line for d, r in results.items() for line in grid_table(d, r))]
+    return {"tables": "\n".join(lines).rstrip()}
+
+
+def draw() -> None:
+    """Where the gain comes from: the error relative to ERM by distance from the training data, power 1."""
+    import matplotlib.pyplot as plt
+
+    settings = {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
+    settings |= {f"elliptic, Green x {s}": f"green {s}, power 1" for s in ("0.3", "1")}
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(15, 3.2), layout="constrained")
+    for axis, dataset in zip(axes, TASKS, strict=True):
+        results = Results(STUDY.read(), dataset)
+        for colour, (label, setting) in enumerate(settings.items()):
+            if setting not in results.methods:
+                continue
+            ours, erm = (torch.tensor(results.values(s, "by_distance")) for s in (setting, "erm"))
+            ratios = (1 - ours) / (1 - erm).clamp_min(1e-9) if results.accuracy else ours / erm
+            error = ratios.std(0) / len(ratios) ** 0.5
+            places = range(1, N_BINS + 1)
+            axis.errorbar(
+                places, ratios.mean(0), error, marker="o", ms=4, capsize=2, color=f"C{colour}", label=label
+            )
+        axis.axhline(1, color="black", lw=0.8)
+        axis.set(title=dataset, xticks=range(1, 6))
+        axis.set_xlabel("test rows by distance to training\n(fifths, near to far)")
+    axes[0].set_ylabel("error / error of ERM\n(below 1 is better)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    figure.savefig(STUDY.folder / "gain_by_distance.png", dpi=110)
+    plt.close(figure)
+
+
+STUDY = Study("green_bridge", blocks)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run, draw)

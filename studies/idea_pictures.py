@@ -1,15 +1,13 @@
 """Draw the pictures of docs/idea.md: a bridge and its band, labels on the simplex, the loss along bridges.
 
-`python studies/idea_pictures.py` writes them to docs/images, `--out DIR` elsewhere. Every point in them is
+`python studies/idea_pictures.py` writes them to docs/images. Every point in them is
 drawn by the library's own functions.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import warnings
-from pathlib import Path
 
 import matplotlib as mpl
 import torch
@@ -18,11 +16,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import elliptica
+from common import ROOT, descend
 from elliptica.baselines import ERM, Mixup
 from elliptica.lab.data.toy import two_moons
 from elliptica.landscape.loss import excess_cross_entropy
 
-IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 INK, MUTED, BLUE, ORANGE, GREEN, BAND = "#22252e", "#6a6f7d", "#1f5fbf", "#f08a24", "#2a8f5b", "#dbe6f7"
 COLOURS = {"ERM": MUTED, "mixup": GREEN, "elliptic": BLUE}
 STYLE = {
@@ -156,13 +155,9 @@ def train(method: str, x: Tensor, y: Tensor, steps: int = 2000) -> nn.Module:
         "mixup": Mixup(model, loss),
         "elliptic": elliptica.Elliptic(model, loss, num_classes=2, sigma=0.05),
     }
-    objective, generator = objectives[method], stream(7)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        objective(x, y, generator=generator).backward()
-        optimizer.step()
-    return model.eval()
+    generator = stream(7)
+    losses = (objectives[method](x, y, generator=generator) for _ in range(steps))
+    return descend(model, losses, 1e-2).eval()
 
 
 def draw_loss_along_bridges() -> Figure:
@@ -215,10 +210,6 @@ def draw_loss_along_bridges() -> Figure:
 
 def main() -> None:
     """Draw all pictures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=IMAGES, help="folder for the pictures")
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore", elliptica.EllipticWarning)
     pictures = {
         "bridge.png": draw_bridge,
@@ -227,8 +218,7 @@ def main() -> None:
     }
     with mpl.rc_context(STYLE):
         for name, draw in pictures.items():
-            draw().savefig(out / name, dpi=120)
-            print(out / name)
+            draw().savefig(IMAGES / name, dpi=120)
 
 
 if __name__ == "__main__":

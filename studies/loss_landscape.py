@@ -10,21 +10,21 @@ loss of each network with that landscape at points between the data. Ten seeds::
 
 from __future__ import annotations
 
-import argparse
 import copy
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn import datasets
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import elliptica
+from common import Record, Study, accuracy, descend, paired_p, spread, table
 from elliptica.baselines import ERM, Mixup
 from elliptica.lab.data import two_moons
-from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.landscape import (
     Ball,
@@ -40,10 +40,8 @@ from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
 from elliptica.landscape.spheres import walk_on_spheres
 from green_bridge import Screened
-from loss_landscape_table import draw_surfaces, write_table
 
-HERE = Path(__file__).resolve().parent.parent / "results" / "loss_landscape"
-RECORDS = HERE / "records.jsonl.gz"
+N_SEEDS = 10
 METHODS = ("erm", "mixup", "elliptic", "elliptic, PDE's noise")
 #: Length of the step between two classes, as between one-hot rows.
 LABEL_SPAN = 2**0.5
@@ -77,8 +75,6 @@ def load_two_moons(seed: int) -> Problem:
 
 def load_digits(seed: int) -> Problem:
     """1000 digits for training, 797 for testing, in ten principal components of the training rows."""
-    from sklearn import datasets
-
     pixels, labels = datasets.load_digits(return_X_y=True)
     x, y = torch.as_tensor(pixels).float(), torch.as_tensor(labels).long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -93,31 +89,25 @@ def load_digits(seed: int) -> Problem:
 LOADERS: dict[str, Callable[[int], Problem]] = {"two moons": load_two_moons, "digits": load_digits}
 
 
-def train(problem: Problem, method: str, seed: int) -> nn.Sequential:
+def train(problem: Problem, method: str, seed: int) -> nn.Module:
     """A network after training; every method makes the same number of evaluations."""
     torch.manual_seed(seed)
     model = mlp(problem.x.shape[1], problem.n_classes, hidden=problem.hidden, activation="tanh")
-    loss_fn = nn.CrossEntropyLoss()
-    settings = {"num_classes": problem.n_classes, "sigma_y": 0.0}
-    objective: nn.Module
-    if method == "erm":
-        objective = ERM(model, loss_fn)
-    elif method == "mixup":
-        objective = Mixup(model, loss_fn, alpha=1.0)
-    elif method == "elliptic":
-        objective = elliptica.Elliptic(model, loss_fn, sigma=0.05, **settings)
-    else:
-        objective = elliptica.Elliptic(model, loss_fn, sigma=problem.pde_sigma, **settings)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, problem.n_steps)
+    loss_fn, sigma = nn.CrossEntropyLoss(), 0.05 if method == "elliptic" else problem.pde_sigma
+    objectives: dict[str, Callable[[], nn.Module]] = {
+        "erm": lambda: ERM(model, loss_fn),
+        "mixup": lambda: Mixup(model, loss_fn, alpha=1.0),
+    }
+    settings = {"num_classes": problem.n_classes, "sigma": sigma, "sigma_y": 0.0}
+    objective = objectives.get(method, lambda: elliptica.Elliptic(model, loss_fn, **settings))()
     order, noise = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(10_000 + seed)
-    for _ in range(problem.n_steps):
-        rows = torch.randint(len(problem.x), (problem.batch,), generator=order)
-        optimizer.zero_grad()
-        objective(problem.x[rows], problem.y[rows], generator=noise).backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
+
+    def losses() -> Iterator[Tensor]:
+        for _ in range(problem.n_steps):
+            rows = torch.randint(len(problem.x), (problem.batch,), generator=order)
+            yield objective(problem.x[rows], problem.y[rows], generator=noise)
+
+    return descend(model, losses(), 1e-2, problem.n_steps).eval()
 
 
 @dataclass(frozen=True)
@@ -202,23 +192,13 @@ def joint(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([x, LABEL_SPAN * y[:, 1:].to(x)], dim=1)
 
 
-def make_probes(problem: Problem, seed: int) -> dict[str, Probes]:
-    """1000 points on bridges between the data, and 500 test points."""
+def between(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    """1000 points on bridges between the data."""
     generator = torch.Generator().manual_seed(20_000 + seed)
     rows = torch.randint(len(problem.x), (1000,), generator=generator)
-    between = bridge_probes(
-        problem.x[rows],
-        problem.y[rows],
-        target_space="simplex",
-        num_classes=problem.n_classes,
-        sampling="marginal",
-        quadrature="uniform",
-        sigma=0.05,
-        sigma_y=0.0,
-        generator=generator,
-    )
-    test = problem.test_x[:500], F.one_hot(problem.test_y[:500], problem.n_classes).float()
-    return {"between": walk(problem, *between, seed), "test": walk(problem, *test, seed)}
+    settings = {"sampling": "marginal", "quadrature": "uniform", "sigma": 0.05, "sigma_y": 0.0}
+    space = {"target_space": "simplex", "num_classes": problem.n_classes}
+    return bridge_probes(problem.x[rows], problem.y[rows], **space, **settings, generator=generator)
 
 
 def measure(problem: Problem, probes: dict[str, Probes], model: nn.Module, seed: int) -> dict[str, Any]:
@@ -241,57 +221,106 @@ def measure(problem: Problem, probes: dict[str, Probes], model: nn.Module, seed:
             "mean_excess_over_landscape": float((losses - u).clamp_min(0).mean()),
         }
     found["data_largest"], found["data_mean"] = float(at_data.max()), float(at_data.mean())
-    between = probes["between"]
+    middle = probes["between"]
     defects = subharmonicity_report(
         LossField(copy.deepcopy(model).double(), excess_cross_entropy),  # rounding hides defects in float32
-        between.x[:200].double(),
-        between.y[:200].double(),
+        *(middle.x[:200].double(), middle.y[:200].double()),
         [0.5 * float(nearest_other(problem.x).median())],
         generator=torch.Generator().manual_seed(seed),
     )
     found["not_subharmonic"] = len(defects.failed) / len(defects.defect)
-    with torch.no_grad():
-        right = model(problem.test_x).argmax(1) == problem.test_y
-    found["accuracy"] = float(right.double().mean())
+    found["accuracy"] = accuracy(model, problem.test_x, problem.test_y)
     return found
 
 
-def read_records() -> list[dict[str, Any]]:
-    """All committed records."""
-    return read_lines(RECORDS)
-
-
-def run(n_seeds: int) -> Iterator[dict[str, Any]]:
+def run(records: list[Record]) -> Iterator[list[Record]]:
     """Train and measure what is not recorded."""
-    done = {(r["problem"], r["seed"], r["method"]) for r in read_records()}
+    done = {(r["problem"], r["seed"], r["method"]) for r in records}
     for name, load in LOADERS.items():
-        for seed in range(n_seeds):
+        for seed in range(N_SEEDS):
             wanted = [method for method in METHODS if (name, seed, method) not in done]
-            if wanted:
-                problem = load(seed)
-                probes = make_probes(problem, seed)
-                for method in wanted:
-                    yield {"method": method, **measure(problem, probes, train(problem, method, seed), seed)}
+            if not wanted:
+                continue
+            problem = load(seed)
+            test = problem.test_x[:500], F.one_hot(problem.test_y[:500], problem.n_classes).float()
+            places = {"between": between(problem, seed), "test": test}
+            probes = {place: walk(problem, *points, seed) for place, points in places.items()}
+            for method in wanted:
+                yield [{"method": method, **measure(problem, probes, train(problem, method, seed), seed)}]
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--seeds", type=int, default=10)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    HERE.mkdir(parents=True, exist_ok=True)
-    if arguments.action == "run":
-        for record in run(arguments.seeds):
-            append_lines(RECORDS, [record])
-            print(record["problem"], record["seed"], record["method"], record["between"], flush=True)
-    write_table(read_records(), HERE)
+#: Columns of the tables, and whether they are shares.
+COLUMNS: dict[str, tuple[Callable[[Record], float], bool]] = {
+    "largest loss at the data": (lambda r: r["data_largest"], False),
+    "largest between": (lambda r: r["between"]["largest"], False),
+    "mean between": (lambda r: r["between"]["mean"], False),
+    "above the largest at the data": (lambda r: r["between"]["violation_rate"], True),
+    "above u": (lambda r: r["between"]["share_above_landscape"], True),
+    "mean excess over u": (lambda r: r["between"]["mean_excess_over_landscape"], False),
+    "not subharmonic": (lambda r: r["not_subharmonic"], True),
+    "test points above the largest at the data": (lambda r: r["test"]["violation_rate"], True),
+    "test accuracy": (lambda r: r["accuracy"], True),
+}
+
+
+def tables(records: list[Record], problem: str) -> list[str]:
+    """Mean and sample deviation over seeds of each column; differences to ERM on the same seeds."""
+    ordered = sorted((r for r in records if r["problem"] == problem), key=lambda r: r["seed"])
+    runs = {method: [r for r in ordered if r["method"] == method] for method in METHODS}
+    rows = []
+    for method, found in runs.items():
+        cells = []
+        for read, is_share in COLUMNS.values():
+            values = [read(r) for r in found]
+            cells.append(spread(values, ".1%") if is_share else spread(values, ".3g", ".2g"))
+        rows.append([method, *cells, str(len(found))])
+    note = " (u: the landscape given that a walk meets the data)" if problem == "digits" else ""
+    lines = [f"**{problem}**{note}", "", *table(["method", *COLUMNS, "seeds"], rows), ""]
+    lines += ["Against ERM on the same seeds (mean difference, p of a paired t test):", ""]
+    for method in METHODS[1:]:
+        parts = []
+        for column, (read, _) in COLUMNS.items():
+            gaps = [read(r) - read(erm) for r, erm in zip(runs[method], runs["erm"], strict=True)]
+            if len(set(gaps)) > 1:
+                parts.append(f"{column} {statistics.mean(gaps):+.3g} (p = {paired_p(gaps):.2g})")
+        lines.append(f"- {method}: " + "; ".join(parts))
+    return [*lines, ""]
+
+
+def blocks(records: list[Record]) -> dict[str, str]:
+    """The tables of both problems."""
+    return {"tables": "\n".join(line for name in LOADERS for line in tables(records, name)).rstrip()}
+
+
+def draw(n: int = 40) -> None:
+    """The loss of each network, each point with the label of its nearest datum, and u below it."""
+    import matplotlib.pyplot as plt
+
     problem = load_two_moons(0)
-    models = {method: train(problem, method, 0) for method in ("erm", "mixup", "elliptic")}
-    fields = {method: LossField(model, excess_cross_entropy) for method, model in models.items()}
-    draw_surfaces(problem, fields, walk, HERE / "two_moons_landscape.png")
+    models = {method: train(problem, method, 0) for method in METHODS[:3]}
+    low, high = problem.x.amin(0) - 0.15, problem.x.amax(0) + 0.15
+    xs = [torch.linspace(float(low[i]), float(high[i]), n) for i in range(2)]
+    grid = torch.stack(torch.meshgrid(xs[0], xs[1], indexing="xy"), dim=2).flatten(0, 1)
+    label = F.one_hot(problem.y[torch.cdist(grid, problem.x).argmin(1)], 2).float()
+    probes, rows = walk(problem, grid, label, 0), []
+    for model in models.values():
+        field = LossField(model, excess_cross_entropy)
+        u, _ = probes.landscape(field(problem.x, F.one_hot(problem.y, 2).float()))
+        rows.append(torch.stack([field(grid, label), u.float()]).reshape(2, n, n))
+    values = torch.stack(rows).clamp_min(1e-6).log10()
+    figure, axes = plt.subplots(2, len(models), figsize=(4 * len(models), 5.6), layout="constrained")
+    for column, method in enumerate(models):
+        for row, what in enumerate(("loss of the network", "landscape u (PDE)")):
+            axis, bounds = axes[row][column], {"vmin": float(values.min()), "vmax": float(values.max())}
+            image = axis.pcolormesh(xs[0], xs[1], values[column][row], cmap="viridis", **bounds)
+            axis.scatter(*problem.x.T, c=problem.y, s=6, cmap="coolwarm", lw=0.3, edgecolors="white")
+            axis.set(xticks=[], yticks=[], title=f"{method}: {what}")
+    figure.colorbar(image, ax=axes, label="log10 loss", shrink=0.8)
+    figure.savefig(STUDY.folder / "two_moons_landscape.png", dpi=110)
+    plt.close(figure)
 
+
+STUDY = Study("loss_landscape", blocks)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run, draw)

@@ -12,71 +12,67 @@ ELLIPTICA_DATA::
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.linear_model import Ridge
 from torch import Tensor
 
 import elliptica
-from elliptica.baselines import CMixup, InputNoise, TargetKernel
+import green_bridge
+from common import Record, Study, paired_p, rounded, spread, table
+from elliptica.baselines import InputNoise
 from elliptica.lab.data import Dataset
-from elliptica.lab.experiments.records import append_lines, read_lines, versions
-from green_bridge import TASKS as GREEN_TASKS
-from green_bridge import Stack, Task
-from green_bridge import objective as bridge_objective
-from regression_controls_table import ENSEMBLE, write_page
+from elliptica.lab.experiments.records import versions
+from green_bridge import Loss, Stack
 
-#: From row numbers to the loss, summed over networks.
-Loss = Callable[[Tensor], Tensor]
-#: Row, seed and what was measured.
-Record = tuple[str, int, dict[str, Any]]
-
-HERE = Path(__file__).resolve().parent.parent / "results" / "regression_controls"
-RECORDS = HERE / "records.jsonl.gz"
 #: As in Table 5. Elliptic training takes one point of each bridge, with partners by distance from all rows.
 TASKS = {
-    "skillcraft": GREEN_TASKS["skillcraft"],
-    "crime": dataclasses.replace(GREEN_TASKS["crime"], epochs=100),
+    "skillcraft": green_bridge.TASKS["skillcraft"],
+    "crime": dataclasses.replace(green_bridge.TASKS["crime"], epochs=100),
 }
 #: Added before the logarithm: latencies are positive; rates of crime are hundredths and may be 0.
 SHIFT = {"skillcraft": 0.0, "crime": 0.01}
 N_SEEDS = 10
 #: How far the range of the training targets is widened, as a share of it.
 MARGINS = (0.0, 0.05, 0.1, 0.25)
+ENSEMBLE = "erm, ensemble of 9"
 _ELLIPTIC = {"name": "elliptic", "power": "1"}
-#: Settings of `green_bridge.objective`; noise without bridges and C-Mixup are made here.
+_GREEN = {**_ELLIPTIC, "noise": "green 1", "label_noise": False}
+#: Settings of `green_bridge.objective`; noise without bridges is made here.
 NETWORKS: dict[str, dict[str, Any]] = {
     "erm": {"name": "erm"},
     "c-mixup": {"name": "c-mixup"},
     "elliptic": {**_ELLIPTIC, "noise": "paper", "label_noise": "sigma"},
-    "green": {**_ELLIPTIC, "noise": "green 1", "label_noise": False},
+    "green": _GREEN,
     "noise as green": {"name": "noise", "law": "green"},
     "plain noise": {"name": "noise", "law": "normal"},
     "erm, log target": {"name": "erm", "log": True},
-    "green, log target": {**_ELLIPTIC, "noise": "green 1", "label_noise": False, "log": True},
+    "green, log target": {**_GREEN, "log": True},
 }
+#: In the order of the tables.
+ORDER = (*NETWORKS, ENSEMBLE, "boosted trees", "ridge")
 
 
-def noise_objective(
-    runs: Stack, law: str, noise: torch.Generator
-) -> tuple[Callable[[Tensor], Tensor], float]:
+def noise_objective(runs: Stack, law: str, noise: torch.Generator) -> tuple[Loss, float]:
     """Noise without any bridge, and its deviation.
 
     ``"green"``: the noise of Green's bridge to a partner by distance, at a uniform time; ``"normal"``: normal
     noise of the same variance, the mean over pairs and times.
     """
     x, y, k = runs.x, runs.y, len(runs.seeds)
-    partners = runs.tables(lambda split: elliptica.PartnerTable(split.x, power=1.0))
-    index = torch.arange(runs.train[0].n_rows)
-    everywhere = (index + runs.first[:, None]).flatten()
-    draws = torch.Generator().manual_seed(0)
-    green = elliptica.Green()
+
+    def build(split: Any) -> elliptica.PartnerTable:
+        return elliptica.PartnerTable(split.x, power=1.0)
+
+    partners, draws, green = runs.tables(build), torch.Generator().manual_seed(0), elliptica.Green()
+    everywhere = (torch.arange(runs.train[0].n_rows) + runs.first[:, None]).flatten()
     ends = [x[partners(everywhere, draws)] for _ in range(10)]
     std = torch.cat([green(x[everywhere], end, generator=draws) for end in ends])
     deviation = math.sqrt(float(std.double().square().mean()) / 6)  # s (1 - s) is a sixth on average
@@ -84,189 +80,195 @@ def noise_objective(
         plain = InputNoise(runs.model, runs.loss, sigma=deviation)
         return lambda index: k * plain(x[index], y[index], generator=noise), deviation
     module = InputNoise(runs.model, runs.loss, sigma="green", law="bridge")
-
-    def loss(index: Tensor) -> Tensor:
-        j = partners(index, noise)
-        return k * module(x[index], y[index], end=(x[j], y[j]), generator=noise)
-
-    return loss, deviation
-
-
-def cmixup_objective(runs: Stack, noise: torch.Generator) -> Loss:
-    """C-Mixup; networks side by side share the weights of mixing, nothing else."""
-    x, y, k, task = runs.x, runs.y, len(runs.seeds), runs.task
-    bandwidth = task.bandwidth
-    assert bandwidth is not None
-    partners = runs.tables(lambda split: TargetKernel(split.y, bandwidth))
-    module = CMixup(runs.model, runs.loss, bandwidth=bandwidth, alpha=task.alpha, at=task.manifold)
-
-    def loss(index: Tensor) -> Tensor:
-        j = partners(index, noise)
-        return k * module(x[index], y[index], end=(x[j], y[j]), generator=noise)
-
-    return loss
+    return runs.with_partners(build, module, noise, k), deviation
 
 
 def train(dataset: str, method: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
     """Train networks side by side; predict the test rows at the epoch of the lowest validation RMSE."""
-    task, shift = TASKS[dataset], SHIFT[dataset]
-    runs = Stack(task, method, seeds)
+    shift, has_log = SHIFT[dataset], method.get("log", False)
+    runs = Stack(TASKS[dataset], method, seeds)
     noise = torch.Generator().manual_seed(1_000_003 + seeds[0])
-    has_log = method.get("log", False)
     if has_log:
         runs.y = (runs.y + shift).log()
     details: dict[str, Any] = {}
     if method["name"] == "noise":
         loss, details["deviation"] = noise_objective(runs, method["law"], noise)
-    elif method["name"] == "c-mixup":
-        loss = cmixup_objective(runs, noise)
     else:
-        loss, _ = bridge_objective(runs, method, noise)
-    optimizer = torch.optim.Adam(runs.model.parameters(), lr=task.lr)
+        loss, _ = green_bridge.objective(runs, method, noise)
     data, k = runs.data[0], len(seeds)
+    best, epochs = torch.full((k,), math.inf, dtype=torch.float64), torch.zeros(k, dtype=torch.int64)
+    predictions = torch.zeros(k, data.test.n_rows, dtype=torch.float64)
 
     def predict(x: Tensor) -> Tensor:
         with torch.no_grad():
             output = runs.model(x.repeat(k, 1)).view(k, len(x)).double()
         return output.exp() - shift if has_log else output
 
-    best, epochs = torch.full((k,), math.inf, dtype=torch.float64), torch.zeros(k, dtype=torch.int64)
-    found = torch.zeros(k, data.test.n_rows, dtype=torch.float64)
-    for epoch in range(task.epochs):
-        for index in runs.batches():
-            optimizer.zero_grad()
-            loss(index).backward()
-            optimizer.step()
+    def look(epoch: int) -> None:
         error = (predict(data.validation.x) - data.validation.y.flatten()).square().mean(1).sqrt()
         better = error <= best
         if bool(better.any()):
-            best, epochs[better] = torch.where(better, error, best), epoch
-            found[better] = predict(data.test.x)[better]
-    return {"predictions": found, "validation": best.tolist(), "epoch": epochs.tolist(), **details}
+            best[better], epochs[better] = error[better], epoch
+            predictions[better] = predict(data.test.x)[better]
+
+    runs.fit(loss, look)
+    return {"predictions": predictions, "validation": best.tolist(), "epoch": epochs.tolist(), **details}
 
 
-def measure(predictions: Tensor, data: Dataset) -> dict[str, Any]:
+def measure(predictions: Tensor, data: Dataset) -> Record:
     """Errors with and without clipping, how often predictions leave the range, and what one row carries."""
     y, group = data.test.y.flatten().double(), data.test.group
     assert group is not None
     low, high = float(data.train.y.min()), float(data.train.y.max())
-    found: dict[str, Any] = {"plain": _errors(predictions, y, group)}
+    found: Record = {"plain": _errors(predictions, y, group)}
     for margin in MARGINS:
         extra = margin * (high - low)
-        clipped = predictions.clamp(low - extra, high + extra)
-        found[f"clipped {margin:g}"] = _errors(clipped, y, group)
-    squares = (predictions - y).square()
-    inside = squares[group == found["plain"]["group"]]
-    found["outside"] = _rounded(((predictions < low) | (predictions > high)).double().mean())
-    found["largest_row"] = _rounded(inside.max() / inside.sum())
-    return found
+        found[f"clipped {margin:g}"] = _errors(predictions.clamp(low - extra, high + extra), y, group)
+    inside = (predictions - y).square()[group == found["plain"]["group"]]
+    found["outside"] = float(((predictions < low) | (predictions > high)).double().mean())
+    return rounded({**found, "largest_row": float(inside.max() / inside.sum())}, 6)
 
 
-def _errors(predictions: Tensor, y: Tensor, group: Tensor) -> dict[str, Any]:
+def _errors(predictions: Tensor, y: Tensor, group: Tensor) -> Record:
     squares = (predictions - y).square()
     by_group = {int(g): float(squares[group == g].mean().sqrt()) for g in group.unique()}
     worst = max(by_group, key=lambda g: by_group[g])
-    return {"average": _rounded(squares.mean().sqrt()), "worst": _rounded(by_group[worst]), "group": worst}
-
-
-def _rounded(value: float | Tensor) -> float:
-    return float(f"{float(value):.6g}")
+    return {"average": float(squares.mean().sqrt()), "worst": by_group[worst], "group": worst}
 
 
 def networks(dataset: str, row: str) -> Iterator[Record]:
-    """One record for each seed of a row."""
+    """Measurements of each seed of a row."""
     method, data, seeds = NETWORKS[row], TASKS[dataset].load(0), list(range(N_SEEDS))
     # in a hidden layer C-Mixup joins rows and partners, which networks side by side would mistake for rows
     is_alone = method["name"] == "c-mixup" and TASKS[dataset].manifold is not None
     for group in [[seed] for seed in seeds] if is_alone else [seeds]:
         found = train(dataset, method, group)
         predictions = found.pop("predictions")
-        for i, seed in enumerate(group):
+        for i in range(len(group)):
             details = {key: value[i] if isinstance(value, list) else value for key, value in found.items()}
-            yield row, seed, {**details, **measure(predictions[i], data)}
+            yield {**details, **measure(predictions[i], data)}
 
 
 def ensembles(dataset: str) -> Iterator[Record]:
-    """Means of ordinary networks of all ten seeds but one, so that ensembles overlap.
-
-    Predictions are clipped before the mean is taken.
-    """
+    """Means of ordinary networks of all seeds but one, so that ensembles overlap; clipped before the mean."""
     data = TASKS[dataset].load(0)
     members = train(dataset, NETWORKS["erm"], list(range(N_SEEDS)))["predictions"]
     low, high = float(data.train.y.min()), float(data.train.y.max())
     for seed in range(N_SEEDS):
-        others = members[[other for other in range(N_SEEDS) if other != seed]]
+        others = members[torch.arange(N_SEEDS) != seed]
         clipped = measure(others.clamp(low, high).mean(0), data)  # as `EllipticRegressor` does
-        yield ENSEMBLE, seed, {**measure(others.mean(0), data), "clipped 0": clipped["plain"]}
+        yield {**measure(others.mean(0), data), "clipped 0": clipped["plain"]}
 
 
-def trees(data: Dataset) -> Iterator[Record]:
-    """Boosted trees with scikit-learn's defaults: nothing is chosen, and hardly anything is random."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    x, y, test = data.train.x.numpy(), data.train.y.numpy().ravel(), data.test.x.numpy()
-    for seed in range(N_SEEDS):
-        model = HistGradientBoostingRegressor(random_state=seed).fit(x, y)
-        yield "boosted trees", seed, measure(torch.from_numpy(model.predict(test)).double(), data)
-
-
-def ridge(data: Dataset) -> Iterator[Record]:
-    """Ridge regression, its penalty chosen on validation as epochs are; it has no seeds."""
-    from sklearn.linear_model import Ridge
-
-    x, y = data.train.x.double().numpy(), data.train.y.double().numpy().ravel()
-    wanted = data.validation.y.double().numpy().ravel()
-    scores = {}
-    for alpha in np.logspace(-3, 3, 13).tolist():
-        model = Ridge(alpha=alpha).fit(x, y)
-        error = model.predict(data.validation.x.double().numpy()) - wanted
-        scores[alpha] = float(np.sqrt(np.mean(error**2)))
-    best = min(scores, key=lambda alpha: scores[alpha])
-    found = Ridge(alpha=best).fit(x, y).predict(data.test.x.double().numpy())
-    yield "ridge", 0, {"alpha": best, "validation": scores[best], **measure(torch.from_numpy(found), data)}
+def others(dataset: str, row: str) -> Iterator[Record]:
+    """Boosted trees with scikit-learn's defaults; ridge regression, its penalty chosen on validation."""
+    data = TASKS[dataset].load(0)
+    kind = torch.float64 if row == "ridge" else torch.float32
+    x, held, test = (part.x.to(kind).numpy() for part in (data.train, data.validation, data.test))
+    y, wanted = (part.y.to(kind).numpy().ravel() for part in (data.train, data.validation))
+    if row == "boosted trees":  # hardly anything in them is random
+        for seed in range(N_SEEDS):
+            model = HistGradientBoostingRegressor(random_state=seed).fit(x, y)
+            yield measure(torch.from_numpy(model.predict(test)).double(), data)
+        return
+    models = [Ridge(alpha=alpha).fit(x, y) for alpha in np.logspace(-3, 3, 13).tolist()]
+    scores = [float(np.sqrt(np.mean((model.predict(held) - wanted) ** 2))) for model in models]
+    best = int(np.argmin(scores))
+    found = measure(torch.from_numpy(models[best].predict(test)), data)
+    yield {"alpha": models[best].alpha, "validation": scores[best], **found}
 
 
-def read(dataset: str) -> dict[str, dict[str, Any]]:
-    """Records of a data set, by row and seed."""
-    records: dict[str, dict[str, Any]] = {}
-    for line in read_lines(RECORDS):
-        if line["dataset"] == dataset:
-            records.setdefault(line["row"], {})[line["seed"]] = line["values"]
-    return records
-
-
-def run(datasets: list[str]) -> None:
+def run(records: list[Record]) -> Iterator[list[Record]]:
     """Do what is not recorded yet, row by row."""
-    torch.set_num_threads(1)
-    for dataset in datasets:
-        task: Task = TASKS[dataset]
-        jobs: dict[str, Callable[[], Iterator[Record]]] = {
-            "boosted trees": lambda task=task: trees(task.load(0)),
-            "ridge": lambda task=task: ridge(task.load(0)),
-            **{row: lambda row=row, dataset=dataset: networks(dataset, row) for row in NETWORKS},
-            ENSEMBLE: lambda dataset=dataset: ensembles(dataset),
-        }
-        for row, job in jobs.items():
-            if row in read(dataset):
-                continue
-            lines = [
-                {"dataset": dataset, "row": name, "seed": str(seed), "values": values, "versions": versions()}
-                for name, seed, values in job()
-            ]
-            append_lines(RECORDS, lines)
-            print(f"{dataset} {row}", flush=True)
+    done = {(r["dataset"], r["row"]) for r in records}
+    for dataset in TASKS:
+        for row in (row for row in ORDER if (dataset, row) not in done):
+            measured = networks(dataset, row) if row in NETWORKS else others(dataset, row)
+            about = {"dataset": dataset, "row": row, "versions": versions()}
+            values = enumerate(ensembles(dataset) if row == ENSEMBLE else measured)
+            yield [{**about, "seed": str(seed), "values": found} for seed, found in values]
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--datasets", nargs="+", choices=list(TASKS), default=list(TASKS))
-    arguments = parser.parse_args()
-    if arguments.action == "run":
-        run(arguments.datasets)
-    write_page({dataset: read(dataset) for dataset in TASKS}, HERE)
+#: Measurements by row, in the order of seeds.
+Rows = dict[str, list[Record]]
 
+
+def by_row(records: list[Record], dataset: str) -> Rows:
+    """Records of a data set."""
+    found = sorted((r for r in records if r["dataset"] == dataset), key=lambda r: int(r["seed"]))
+    return {row: [r["values"] for r in found if r["row"] == row] for row in ORDER}
+
+
+def values(rows: Rows, row: str, variant: str, column: str) -> list[float]:
+    """One value for each seed."""
+    return [record[variant][column] for record in rows[row]]
+
+
+def show(found: list[float]) -> str:
+    """Mean and deviation."""
+    return spread(found, ".2f" if statistics.mean(found) > 1 else ".4f")
+
+
+def against(rows: Rows, row: str, variant: str, other: str, column: str) -> str:
+    """Mean difference to another row as it is, seed by seed, and p of a paired t test.
+
+    Ensembles overlap and trees have no randomness, so these have no p.
+    """
+    mine, theirs = values(rows, row, variant, column), values(rows, other, "plain", column)
+    if len(mine) != len(theirs) or len(gaps := [a - b for a, b in zip(mine, theirs, strict=True)]) < 2:
+        return "-"
+    if len(set(gaps)) < 2:
+        return "-"
+    gap = f"{statistics.mean(gaps):+.{2 if statistics.mean(theirs) > 1 else 4}f}"
+    return gap if row in (ENSEMBLE, "boosted trees") else f"{gap} (p = {paired_p(gaps):.1g})"
+
+
+def tables(dataset: str, rows: Rows) -> list[str]:
+    """Every row with and without clipping; then how often predictions leave the range, and its luck."""
+    variants = ("plain", "clipped 0")
+    head = [
+        "",
+        "average",
+        "worst",
+        "average, clipped",
+        "worst, clipped",
+        "worst, against ERM",
+        "the same, clipped",
+    ]
+    plain = [
+        [row]
+        + [
+            show(values(rows, row, variant, column))
+            for variant in variants
+            for column in ("average", "worst")
+        ]
+        + [against(rows, row, variant, "erm", "worst") for variant in variants]
+        for row in rows
+    ]
+    wide = ["", "predictions outside, %", "largest row's share of the worst group's squared error, %"]
+    wide += ["worst, clipped", "widened by 5 %", "by 10 %", "by 25 %"]
+    ranges = []
+    for row, found in rows.items():
+        shares = [f"{100 * statistics.mean(r[key] for r in found):.0f}" for key in ("outside", "largest_row")]
+        margins = MARGINS[:1] if row == ENSEMBLE else MARGINS
+        cells = [show(values(rows, row, f"clipped {margin:g}", "worst")) for margin in margins]
+        ranges.append([row, *shares, *cells, *["-"] * (4 - len(cells))])
+    green = ("green", "plain", "noise as green")
+    gaps = "; ".join(f"{column} {against(rows, *green, column)}" for column in ("average", "worst"))
+    return [
+        *(f"### {dataset}", "", *table(head, plain), ""),
+        *(f"### {dataset}: the range", "", *table(wide, ranges), ""),
+        *(f"Green's bridges against noise of the same law, seed by seed: {gaps}.", ""),
+    ]
+
+
+def blocks(records: list[Record]) -> dict[str, str]:
+    """All tables."""
+    lines = [line for dataset in TASKS for line in tables(dataset, by_row(records, dataset))]
+    return {"tables": "\n".join(lines).rstrip()}
+
+
+STUDY = Study("regression_controls", blocks)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
+from common import ROOT, fill, table
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.records import read_records, records_of
 from elliptica.lab.experiments.specification import load_specification
@@ -33,13 +33,9 @@ from elliptica.lab.experiments.table import (
     markdown_text,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "tables"
 PAGE = ROOT / "docs" / "reproduction.md"
-BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 
-#: Level of the interval that decides whether a mean agrees with the paper's.
-CONFIDENCE = 0.95
 #: Repetitions behind the paper's means and deviations, as it says.
 PAPER_SEEDS = {"table1": 5, "table2": 5, "table4": 3}
 DEFAULT_PAPER_SEEDS = 10
@@ -134,22 +130,12 @@ NOT_RUN = {
 }
 
 
-def agreement(ours: Cell, paper_seeds: int) -> tuple[float, float]:
-    """Welch's interval for the mean of ours minus that of the paper."""
-    assert ours.paper is not None
-    mean, std = ours.paper
-    assert std is not None
-    n, variance, theirs = len(ours.values), ours.std**2 / len(ours.values), std**2 / paper_seeds
-    error = math.sqrt(variance + theirs)
-    freedom = error**4 / (variance**2 / (n - 1) + theirs**2 / (paper_seeds - 1))
-    half = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error
-    return ours.mean - mean - half, ours.mean - mean + half
-
-
 def agrees(ours: Cell, paper_seeds: int) -> bool:
-    """Whether our mean agrees with the paper's."""
-    low, high = agreement(ours, paper_seeds)
-    return low <= 0 <= high
+    """Whether our mean agrees with the paper's: Welch's test at 5 %."""
+    assert ours.paper is not None
+    theirs = (*ours.paper, paper_seeds)
+    test = stats.ttest_ind_from_stats(ours.mean, ours.std, len(ours.values), *theirs, equal_var=False)
+    return bool(test.pvalue >= 0.05)
 
 
 def collect(shown: Shown) -> Table:
@@ -194,21 +180,19 @@ def paired_gaps(dataset: str, row: str, others: list[str]) -> str:
 
 def not_run() -> str:
     """The paper's values for elliptic training on data that were not run, and why."""
-    lines = ["| table | data | row | paper | because |", "|---|---|---|---|---|"]
+    lines = []
     for name, reason in NOT_RUN.items():
         specification = load_specification(name)
         recorded = {record.run.dataset for record in records_of(RECORDS, name).read()}
         for dataset, spec in specification.datasets.items():
-            if dataset in recorded:
-                continue
             rows = [row for row in spec.paper if "elliptic" in row] or list(spec.paper)
-            for row in rows:
-                values = ", ".join(
-                    f"{column} {v.mean:g}" + (f" ± {v.std:g}" if v.std else "")
-                    for column, v in spec.paper[row].items()
-                )
-                lines.append(f"| {specification.paper} | {dataset} | {row} | {values} | {reason} |")
-    return "\n".join(lines)
+            for row in rows if dataset not in recorded else []:
+                cells = {
+                    c: f"{v.mean:g}" + (f" ± {v.std:g}" if v.std else "") for c, v in spec.paper[row].items()
+                }
+                values = ", ".join(f"{column} {value}" for column, value in cells.items())
+                lines.append([specification.paper, dataset, row, values, reason])
+    return "\n".join(table(["table", "data", "row", "paper", "because"], lines, "lllll"))
 
 
 def quote(study: str, begin: str, end: str) -> str:
@@ -226,25 +210,13 @@ def two_moons() -> str:
 
 def page() -> str:
     """The page with its tables made anew from the records."""
-    text = PAGE.read_text(encoding="utf-8")
     blocks = {mark: render(shown) for mark, shown in SHOWN.items()}
     blocks |= {mark: quote(*where) for mark, where in QUOTED.items()}
     others = ["erm", "erm as ada", "erm as foma", "c-mixup", *PARTS[2:]]
     gaps = paired_gaps("airfoil-scaled", HIDDEN, others)
     blocks |= {"two-moons": two_moons(), "not-run": not_run(), "table3-scaled-paired": gaps}
-    for mark, block in blocks.items():
-        begin, end = BEGIN.format(mark), END.format(mark)
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
-            raise SystemExit(f"{PAGE.name} has no place for {mark!r}: write {begin} and {end}.")
-        text = f"{before}{begin}\n\n{block}\n\n{end}{rest.partition(end)[2]}"
-    return text
-
-
-def main() -> None:
-    """Rewrite the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+    return fill(PAGE, blocks, "\n\n")
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(), encoding="utf-8")

@@ -11,70 +11,206 @@ the data; then accuracy after half of the labels were shuffled. Needs ELLIPTICA_
 
 from __future__ import annotations
 
-import argparse
 import copy
-import math
-import time
+import statistics
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from elliptica import Elliptic, Green
+from common import Record, Study, accuracy, descend, paired_p, rounded, spread, table
+from elliptica import Elliptic, EllipticWarning, Green
 from elliptica._utils.random import stream
+from elliptica._utils.statistics import holm
 from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
-from elliptica.core.inputs import EllipticWarning
 from elliptica.estimators.base import network_seeds, pool
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.lab.experiments.records import append_lines, read_lines
+from elliptica.lab.data import load_fashion_mnist, load_medmnist, load_waterbirds_features, shuffle_labels
 from elliptica.lab.models import mlp
 from elliptica.report.scores import calibration_error, reduce_by
-from uncertainty_data import PROBLEMS, Part, Problem, corruptions, half_shuffled, load
-from uncertainty_page import RECORDS, write_page
 
-HERE = Path(__file__).resolve().parent.parent / "results" / "uncertainty"
 SEEDS = (0, 1, 2, 3, 4)
 #: The slowest data set, whose parts are always the same, has fewer.
 FEWER_SEEDS = {"waterbirds": SEEDS[:3]}
-HIDDEN = (128, 128)
 N_STEPS, BATCH, LEARNING_RATE = 1000, 64, 1e-3
-#: Networks of an ensemble.
-N_NETWORKS = 5
-#: Steps between two looks at the validation rows, for early stopping.
-LOOK = 25
+#: Networks of an ensemble; steps between two looks at the validation rows, for early stopping.
+N_NETWORKS, LOOK = 5, 25
 #: How far test rows are moved away from the mean of the training rows.
 FACTORS = (1, 3, 10, 100)
-#: Data sets with half of the labels shuffled; all classes are kept there.
-SHUFFLED = ("digits", "fashion_mnist")
+#: Side of the images, other than digits, after averaging pixels; most rows of inputs from elsewhere.
+SIDE, N_OUTSIDE = 14, 1000
+#: Most rows of the parts of large data sets, of which two classes of ten or so are left out.
+N_TRAIN, N_VALIDATION, N_TEST = 2500, 1250, 2500
 
+
+class Part(NamedTuple):
+    """Inputs ``(rows, features)`` and classes; the group of each row where there is one."""
+
+    x: Tensor
+    y: Tensor
+    group: Tensor | None = None
+
+    def at(self, rows: Tensor) -> Part:
+        """Take some of the rows."""
+        return Part(self.x[rows], self.y[rows], None if self.group is None else self.group[rows])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Three parts, inputs that belong to no class, and channels, height and width of images."""
+
+    train: Part
+    validation: Part
+    test: Part
+    outside: dict[str, Tensor] = field(default_factory=dict)
+    shape: tuple[int, int, int] | None = None
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return int(self.train.y.max()) + 1
+
+
+def digits(seed: int) -> Problem:
+    """Half, a fifth and three tenths of scikit-learn's digits; BreastMNIST in 8 x 8 pixels from elsewhere."""
+    pixels, labels = load_digits(return_X_y=True)
+    images, y = torch.as_tensor(pixels).float() / 16, torch.as_tensor(labels).long()
+    rows = _order(len(y), seed).tensor_split([len(y) // 2, 7 * len(y) // 10])
+    outside = {"another data set": (_images("breastmnist", 8) + 1) / 2}
+    return Problem(*(Part(images[r], y[r]) for r in rows), outside, (1, 8, 8))
+
+
+def fashion(seed: int) -> Problem:
+    """Rows of Fashion-MNIST; BreastMNIST from elsewhere."""
+    data = load_fashion_mnist(seed, validation_share=0.1)
+    sizes = ((data.train, N_TRAIN), (data.validation, N_VALIDATION), (data.test, N_TEST))
+    parts = (Part(_flat(split.x[:n]), split.y[:n]) for split, n in sizes)
+    return Problem(*parts, {"another data set": _images("breastmnist")}, (1, SIDE, SIDE))
+
+
+def path(seed: int) -> Problem:
+    """Rows of PathMNIST, test rows from another clinical centre; RetinaMNIST from elsewhere."""
+    data = load_medmnist("pathmnist_subset", seed)
+    order = _order(len(data.test.y), seed)[:N_TEST]
+    train = Part(_flat(data.train.x[:N_TRAIN]), data.train.y[:N_TRAIN])
+    validation = Part(_flat(data.validation.x), data.validation.y)
+    test = Part(_flat(data.test.x[order]), data.test.y[order])
+    return Problem(train, validation, test, {"another data set": _images("retinamnist")}, (3, SIDE, SIDE))
+
+
+def medical(name: str, seed: int) -> Problem:
+    """A MedMNIST, a fifth of training and validation held out; Fashion-MNIST or PathMNIST from elsewhere."""
+    data = load_medmnist(name, 0)
+    x, y = torch.cat([data.train.x, data.validation.x]), torch.cat([data.train.y, data.validation.y])
+    held_out, rest = _order(len(y), seed).tensor_split([len(y) // 5])
+    parts = [Part(_flat(x[rows]), y[rows]) for rows in (rest, held_out)]
+    is_grey = name == "breastmnist"
+    other = _flat(load_fashion_mnist(seed).test.x[:N_OUTSIDE]) if is_grey else _images("pathmnist_subset")
+    test = Part(_flat(data.test.x), data.test.y)
+    return Problem(*parts, test, {"another data set": other}, (x.shape[1], SIDE, SIDE))
+
+
+def waterbirds(seed: int) -> Problem:
+    """Waterbirds as frozen features, in their official parts; only training depends on the seed."""
+    data = load_waterbirds_features(seed)
+    return Problem(*(Part(part.x, part.y, part.group) for part in (data.train, data.validation, data.test)))
+
+
+#: Data sets: how to load them, and how many classes are left out of training in each seed.
+PROBLEMS: dict[str, tuple[Callable[[int], Problem], int]] = {
+    "digits": (digits, 2),
+    "breastmnist": (lambda seed: medical("breastmnist", seed), 0),
+    "waterbirds": (waterbirds, 0),
+    "retinamnist": (lambda seed: medical("retinamnist", seed), 0),
+    "fashion_mnist": (fashion, 2),
+    "pathmnist_subset": (path, 2),
+}
+#: Data sets with half of the labels shuffled; all classes are kept there.
+SHUFFLED_DATA = ("digits", "fashion_mnist")
+
+
+def load(name: str, seed: int, *, all_classes: bool = False) -> Problem:
+    """Load a data set, leave classes out, scale it, and add shuffled columns as inputs from elsewhere."""
+    make, n_left_out = PROBLEMS[name]
+    problem = make(seed)
+    if n_left_out and not all_classes:
+        n = problem.n_classes
+        problem = leave_out(problem, [(n_left_out * seed + i) % n for i in range(n_left_out)])
+    problem = scaled(problem)
+    outside = problem.outside | {"shuffled columns": shuffled_columns(problem.test.x, seed)}
+    return replace(problem, outside=outside)
+
+
+def leave_out(problem: Problem, classes: list[int]) -> Problem:
+    """Take classes out of all parts; their test rows are inputs from elsewhere."""
+    number = torch.full((problem.n_classes,), -1)
+    kept = [c for c in range(problem.n_classes) if c not in classes]
+    number[kept] = torch.arange(len(kept))
+    parts = (problem.train, problem.validation, problem.test)
+    unknown = {"left-out classes": problem.test.x[number[problem.test.y] < 0]}
+    known = (part._replace(y=number[part.y]).at(number[part.y] >= 0) for part in parts)
+    return Problem(*known, unknown | problem.outside, problem.shape)
+
+
+def scaled(problem: Problem) -> Problem:
+    """Centre each input on the training rows and divide all by one number, their root mean variance."""
+    centre, unit = problem.train.x.mean(0), problem.train.x.var(0).mean().sqrt()
+    parts = (problem.train, problem.validation, problem.test)
+    outside = {name: (values - centre) / unit for name, values in problem.outside.items()}
+    return Problem(*(part._replace(x=(part.x - centre) / unit) for part in parts), outside, problem.shape)
+
+
+def corruptions(problem: Problem, seed: int) -> dict[str, Tensor]:
+    """Corrupt the test inputs: noise of two deviations; a blur of images, or half of the features missing."""
+    generator, x = torch.Generator().manual_seed(seed), problem.test.x
+    found = {f"noise {s:g}": x + s * torch.randn(x.shape, generator=generator) for s in (0.5, 1.0)}
+    if problem.shape is None:
+        return {
+            **found,
+            "half missing": x * (torch.rand(x.shape, generator=generator) < 0.5),
+        }  # the mean is 0
+    images = x.unflatten(1, problem.shape)
+    return {**found, "blur": nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False).flatten(1)}
+
+
+def shuffled_columns(x: Tensor, seed: int) -> Tensor:
+    """Shuffle each column by itself: every feature keeps its law, and they no longer belong together."""
+    return x.gather(0, torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).argsort(0))
+
+
+def half_shuffled(problem: Problem, seed: int) -> Problem:
+    """Shuffle the labels of half of the training and of the validation rows."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = (problem.train, problem.validation)
+    train, validation = (p._replace(y=shuffle_labels(p.y, generator=generator).y) for p in parts)
+    return replace(problem, train=train, validation=validation)
+
+
+def _images(name: str, side: int = SIDE) -> Tensor:
+    return _flat(load_medmnist(name).test.x[:N_OUTSIDE], side)
+
+
+def _flat(images: Tensor, side: int = SIDE) -> Tensor:
+    return nn.functional.adaptive_avg_pool2d(images, side).flatten(1)
+
+
+def _order(n: int, seed: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+#: From a network and the number of classes to an objective.
 Make = Callable[[nn.Module, int], nn.Module]
 
 
-class Candidate(NamedTuple):
-    """One strength of a method."""
-
-    strength: str
-    make: Make
-
-
-def _erm(model: nn.Module, n_classes: int) -> nn.Module:
-    return ERM(model, nn.CrossEntropyLoss(), num_classes=n_classes)
-
-
-def _noise(sigma: float, smoothing: float = 0.0) -> Make:
-    loss = nn.CrossEntropyLoss(label_smoothing=smoothing)
-    return lambda model, n: InputNoise(model, loss, sigma=sigma, num_classes=n)
-
-
-def _smoothing(smoothing: float) -> Make:
-    return lambda model, n: LabelSmoothing(model, nn.CrossEntropyLoss(), smoothing=smoothing, num_classes=n)
-
-
-def _mixup(alpha: float) -> Make:
-    return lambda model, n: Mixup(model, nn.CrossEntropyLoss(), alpha=alpha, num_classes=n)
+def _with(kind: Callable[..., nn.Module], *, epsilon: float = 0.0, **settings: Any) -> Make:
+    loss = nn.CrossEntropyLoss(label_smoothing=epsilon)
+    return lambda model, n_classes: kind(model, loss, num_classes=n_classes, **settings)
 
 
 class _NoisyMixup(NFM):
@@ -84,100 +220,73 @@ class _NoisyMixup(NFM):
         return 1.0
 
 
-def _noisy_mixup(sigma: float) -> Make:
-    given: dict[str, Any] = {"layers": (None,), "alpha": 1.0, "multiplicative": 0.0}
-    return lambda model, n: _NoisyMixup(model, nn.CrossEntropyLoss(), additive=sigma, num_classes=n, **given)
-
-
-def _elliptic(sigma: float | Green) -> Make:
-    return lambda model, n: Elliptic(model, nn.CrossEntropyLoss(), num_classes=n, sigma=sigma)
-
-
-def _paper(sigma: float) -> Make:
-    return lambda model, n: Elliptic.paper(model, nn.CrossEntropyLoss(), num_classes=n, sigma=sigma)
-
-
 SIGMAS, EPSILONS, ALPHAS = (0.1, 0.3, 1.0), (0.03, 0.1, 0.3), (0.1, 0.3, 1.0)
-#: Methods, each with three strengths; validation rows choose.
-METHODS: dict[str, list[Candidate]] = {
-    "ERM": [Candidate("", _erm)],
-    "noise": [Candidate(f"{s:g}", _noise(s)) for s in SIGMAS],
-    "smoothing": [Candidate(f"{e:g}", _smoothing(e)) for e in EPSILONS],
-    "noise + smoothing": [
-        Candidate(f"{s:g}, {e:g}", _noise(s, e)) for s, e in zip(SIGMAS, EPSILONS, strict=True)
-    ],
-    "mixup": [Candidate(f"{a:g}", _mixup(a)) for a in ALPHAS],
-    "elliptic": [Candidate(f"{s:g}", _elliptic(s)) for s in SIGMAS],
-    "elliptic, label noise": [Candidate(f"{s:g}", _paper(s)) for s in SIGMAS],
+_MIXED: dict[str, Any] = {"layers": (None,), "alpha": 1.0, "multiplicative": 0.0}
+#: Methods, each with three strengths, the strongest last; validation rows choose.
+CANDIDATES: dict[str, dict[str, Make]] = {
+    "ERM": {"": _with(ERM)},
+    "noise": {f"{s:g}": _with(InputNoise, sigma=s) for s in SIGMAS},
+    "smoothing": {f"{e:g}": _with(LabelSmoothing, smoothing=e) for e in EPSILONS},
+    "noise + smoothing": {
+        f"{s:g}, {e:g}": _with(InputNoise, sigma=s, epsilon=e) for s, e in zip(SIGMAS, EPSILONS, strict=True)
+    },
+    "mixup": {f"{a:g}": _with(Mixup, alpha=a) for a in ALPHAS},
+    "elliptic": {f"{s:g}": _with(Elliptic, sigma=s) for s in SIGMAS},
+    "elliptic, label noise": {f"{s:g}": _with(Elliptic.paper, sigma=s) for s in SIGMAS},
 }
-#: Methods of which ensembles are made.
-IN_ENSEMBLES = ("ERM", "elliptic")
 #: Methods under shuffled labels.
-UNDER_SHUFFLING: dict[str, list[Candidate]] = {
-    **{name: METHODS[name] for name in ("ERM", "noise", "smoothing", "mixup")},
-    "mixup + noise": [Candidate(f"{s:g}", _noisy_mixup(s)) for s in SIGMAS],
-    "elliptic": METHODS["elliptic"],
-    "green": [Candidate(f"{s:g}", _elliptic(Green(s))) for s in (0.3, 1.0, 3.0)],
+UNDER_SHUFFLING: dict[str, dict[str, Make]] = {
+    **{name: CANDIDATES[name] for name in ("ERM", "noise", "smoothing", "mixup")},
+    "mixup + noise": {f"{s:g}": _with(_NoisyMixup, additive=s, **_MIXED) for s in SIGMAS},
+    "elliptic": CANDIDATES["elliptic"],
+    "green": {f"{s:g}": _with(Elliptic, sigma=Green(s)) for s in (0.3, 1.0, 3.0)},
 }
 
 
 class Look(NamedTuple):
-    """What a network is after some steps."""
+    """What a network is after some steps; accuracy on test rows is reported, never chosen by."""
 
     step: int
     validation_nll: float
-    accuracy: float  # on test rows: reported, never chosen by
+    accuracy: float
 
 
-class Trained(NamedTuple):
-    """A network at the end, and its looks and the network at the best of them, if there were any."""
+def train(
+    problem: Problem, make: Make, seed: int, *, look: bool = False
+) -> tuple[nn.Module, list[Look], nn.Module]:
+    """Train one network; also the looks at it, and the network at the best of them, if there were any.
 
-    model: nn.Module
-    looks: list[Look]
-    stopped: nn.Module
-
-
-def train(problem: Problem, make: Make, seed: int, *, look: bool = False) -> Trained:
-    """Train one network; the seed decides its first weights, the order of rows, and all draws.
-
-    Two methods with the same seed begin with the same weights and see the same batches.
+    The seed decides first weights, batches and all draws: methods of a seed share the former two.
     """
     torch.manual_seed(seed)
-    model = mlp(problem.train.x.shape[1], problem.n_classes, hidden=HIDDEN)
+    model = mlp(problem.train.x.shape[1], problem.n_classes, hidden=(128, 128))
     stopped, looks = copy.deepcopy(model), list[Look]()
-    objective = make(model, problem.n_classes).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, N_STEPS)
-    order, draws = stream(seed, "order"), stream(seed, "draws")
-    rows = torch.empty(0, dtype=torch.long)
-    for step in range(1, N_STEPS + 1):
-        while len(rows) < BATCH:
-            rows = torch.cat([rows, torch.randperm(len(problem.train.y), generator=order)])
-        batch, rows = rows[:BATCH], rows[BATCH:]
-        optimizer.zero_grad()
-        objective(problem.train.x[batch], problem.train.y[batch], generator=draws).backward()
-        optimizer.step()
-        schedule.step()
-        if look and (step % LOOK == 0 or step == N_STEPS):
-            looks.append(Look(step, _loss(model, problem.validation), _accuracy(model, problem.test)))
-            if best_look(looks) is looks[-1]:
-                stopped.load_state_dict(model.state_dict())
-    return Trained(model, looks, stopped)
+    objective, (x, y, _) = make(model, problem.n_classes).train(), problem.train
+
+    def losses() -> Iterator[Tensor]:
+        order, draws = stream(seed, "order"), stream(seed, "draws")
+        rows = torch.empty(0, dtype=torch.long)
+        for step in range(1, N_STEPS + 1):
+            while len(rows) < BATCH:
+                rows = torch.cat([rows, torch.randperm(len(y), generator=order)])
+            batch, rows = rows[:BATCH], rows[BATCH:]
+            yield objective(x[batch], y[batch], generator=draws)
+            if look and (step % LOOK == 0 or step == N_STEPS):
+                looks.append(Look(step, _loss(model, problem.validation), accuracy(model, *problem.test[:2])))
+                if best_look(looks) is looks[-1]:
+                    stopped.load_state_dict(model.state_dict())
+
+    return descend(model, losses(), LEARNING_RATE, N_STEPS, fused=True), looks, stopped
 
 
 def best_look(looks: list[Look]) -> Look:
     """Choose by the validation loss; the first of equals."""
-    return min(looks, key=lambda each: each.validation_nll)
+    return min(looks, key=lambda look: look.validation_nll)
 
 
 @torch.no_grad()
 def _loss(model: nn.Module, part: Part) -> float:
     return float(nn.functional.cross_entropy(model(part.x).double(), part.y))
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, part: Part) -> float:
-    return float((model(part.x).argmax(1) == part.y).double().mean())
 
 
 class Answers(NamedTuple):
@@ -197,10 +306,6 @@ def ask(models: list[nn.Module], x: Tensor) -> Answers:
     """Average probabilities over networks; the energy is the mean of ``logsumexp`` of their logits."""
     outputs = torch.stack([model(x).double() for model in models])
     return Answers(pool(outputs, "classes"), outputs.logsumexp(2).mean(0))
-
-
-#: Scores of corrupted rows that are kept.
-KEPT = ("accuracy", "nll", "ece", "nll_t", "ece_t")
 
 
 def brier_score(p: Tensor, y: Tensor) -> float:
@@ -223,43 +328,23 @@ def risk_coverage_area(confidence: Tensor, wrong: Tensor) -> float:
 def scores(logits: Tensor, y: Tensor, temperature: float) -> dict[str, float]:
     """Score logits, as they are and, by names that end in ``_t``, divided by the temperature."""
     found: dict[str, float] = {"accuracy": float((logits.argmax(1) == y).double().mean())}
-    for suffix, each in (("", logits), ("_t", logits / temperature)):
-        p = each.softmax(1)
-        found[f"nll{suffix}"] = float(nn.functional.cross_entropy(each, y))
+    for suffix, scaled_logits in (("", logits), ("_t", logits / temperature)):
+        p = scaled_logits.softmax(1)
+        found[f"nll{suffix}"] = float(nn.functional.cross_entropy(scaled_logits, y))
         found[f"ece{suffix}"] = calibration_error(p, y)
         found[f"brier{suffix}"] = brier_score(p, y)
         found[f"confidence{suffix}"] = float(p.amax(1).mean())
     return found
 
 
-def _kept(found: dict[str, float]) -> dict[str, float]:
-    return {name: found[name] for name in KEPT}
-
-
 def detection(inside: Answers, outside: Answers) -> dict[str, float]:
     """Area under the ROC curve for telling inputs from elsewhere, which should score lower."""
-    from sklearn.metrics import roc_auc_score
-
     truth = torch.cat([torch.ones(len(inside.energy)), torch.zeros(len(outside.energy))])
-    pairs = {
-        "softmax": (inside.confidence, outside.confidence),
-        "energy": (inside.energy, outside.energy),
-    }
+    pairs = {"softmax": (inside.confidence, outside.confidence), "energy": (inside.energy, outside.energy)}
     return {name: float(roc_auc_score(truth, torch.cat(pair))) for name, pair in pairs.items()}
 
 
-@torch.no_grad()
-def disagreement(models: list[nn.Module], x: Tensor) -> float:
-    """Mean mutual information of class and network: entropy of the mean less the mean entropy."""
-    p = torch.stack([model(x).double().softmax(1) for model in models])
-
-    def entropy(values: Tensor) -> Tensor:
-        return -torch.special.xlogy(values, values).sum(-1)
-
-    return float((entropy(p.mean(0)) - entropy(p).mean(0)).mean())
-
-
-def measure(models: list[nn.Module], problem: Problem, seed: int) -> dict[str, Any]:
+def measure(models: list[nn.Module], problem: Problem, seed: int) -> Record:
     """Measure one network or an ensemble; only its temperature is fitted, to the validation rows."""
     validation = ask(models, problem.validation.x)
     with warnings.catch_warnings():
@@ -267,122 +352,300 @@ def measure(models: list[nn.Module], problem: Problem, seed: int) -> dict[str, A
         temperature = fit_temperature(validation.logits.numpy(), problem.validation.y.numpy())
     test, y = ask(models, problem.test.x), problem.test.y
     wrong = test.logits.argmax(1) != y
-    found: dict[str, Any] = {
+    corrupted = {
+        name: scores(ask(models, x).logits, y, temperature) for name, x in corruptions(problem, seed).items()
+    }
+    kept = ("accuracy", "nll", "ece", "nll_t", "ece_t")
+    found: Record = {
         "temperature": temperature,
         "validation_nll": float(nn.functional.cross_entropy(validation.logits, problem.validation.y)),
         "test": scores(test.logits, y, temperature) | {"aurc": risk_coverage_area(test.confidence, wrong)},
-        "corrupted": {
-            name: _kept(scores(ask(models, x).logits, y, temperature))
-            for name, x in corruptions(problem, seed).items()
-        },
+        "corrupted": {name: {key: each[key] for key in kept} for name, each in corrupted.items()},
         "outside": {name: detection(test, ask(models, x)) for name, x in problem.outside.items()},
         "far": {str(t): float(ask(models, t * problem.test.x).confidence.mean()) for t in FACTORS},
     }
     if problem.test.group is not None:
         found["test"]["worst_group"] = min(reduce_by((~wrong).double(), problem.test.group).values())
-    if len(models) > 1:
-        found["disagreement"] = {str(t): disagreement(models, t * problem.test.x) for t in FACTORS}
     return found
 
 
-def uncertainty(name: str, seed: int) -> list[dict[str, Any]]:
-    """Train and measure all methods on one data set with one seed.
-
-    Strengths that validation did not choose are recorded without corrupted and far rows.
-    """
+def uncertainty(name: str, seed: int) -> Iterator[Record]:
+    """Train and measure all methods; strengths that were not chosen have no corrupted and far rows."""
     problem = load(name, seed)
-    records: list[dict[str, Any]] = []
-    for method, candidates in METHODS.items():
-        networks, found = list[nn.Module](), list[dict[str, Any]]()
-        for candidate in candidates:
-            began = time.process_time()
-            trained = train(problem, candidate.make, seed, look=method == "ERM")
-            seconds = time.process_time() - began
-            networks.append(trained.model)
-            about = {"method": method, "strength": candidate.strength, "seconds": seconds}
-            found.append(about | measure([trained.model], problem, seed))
-            if trained.looks:
-                step = best_look(trained.looks).step
-                about = {"method": "ERM, stopped early", "strength": str(step)}
-                records.append(about | measure([trained.stopped], problem, seed))
+    sizes = {part: len(getattr(problem, part).y) for part in ("train", "validation", "test")}
+    about = {"data": name, "seed": seed, "rows": sizes, "n_classes": problem.n_classes, "chosen": True}
+
+    def record(method: str, strength: str, *models: nn.Module) -> Record:
+        return {**about, "method": method, "strength": strength, **measure(list(models), problem, seed)}
+
+    for method, candidates in CANDIDATES.items():
+        networks, found = list[nn.Module](), list[Record]()
+        for strength, make in candidates.items():
+            model, looks, stopped = train(problem, make, seed, look=method == "ERM")
+            networks.append(model)
+            found.append(record(method, strength, model))
+            if looks:
+                yield record("ERM, stopped early", str(best_look(looks).step), stopped)
         chosen = min(range(len(found)), key=lambda i: found[i]["validation_nll"])
         for i, each in enumerate(found):
-            kept = each if i == chosen else {k: v for k, v in each.items() if k not in ("corrupted", "far")}
-            records.append(kept | {"chosen": i == chosen})
-        if method in IN_ENSEMBLES:
-            others = network_seeds(seed, N_NETWORKS)[1:]
-            more = [train(problem, candidates[chosen].make, other).model for other in others]
-            about = {"method": f"{method}, ensemble", "strength": candidates[chosen].strength}
-            records.append(about | measure([networks[chosen], *more], problem, seed))
-    sizes = {part: len(getattr(problem, part).y) for part in ("train", "validation", "test")}
-    about = {"data": name, "seed": seed, "rows": sizes, "n_classes": problem.n_classes}
-    return [{**about, "chosen": True, **record} for record in records]
+            kept = {k: v for k, v in each.items() if i == chosen or k not in ("corrupted", "far")}
+            yield kept | {"chosen": i == chosen}
+        if method in ("ERM", "elliptic"):
+            strength, make = list(candidates.items())[chosen]
+            more = [train(problem, make, other)[0] for other in network_seeds(seed, N_NETWORKS)[1:]]
+            yield record(f"{method}, ensemble", strength, networks[chosen], *more)
 
 
-def shuffled(name: str, seed: int) -> list[dict[str, Any]]:
+def shuffled(name: str, seed: int) -> Iterator[Record]:
     """Train on half-shuffled labels; validation labels are half-shuffled, too, and test labels right."""
     problem = half_shuffled(load(name, seed, all_classes=True), seed)
-    records = []
+    rows = {"train": len(problem.train.y), "validation": len(problem.validation.y)}
     for method, candidates in UNDER_SHUFFLING.items():
-        for candidate in candidates:
-            looks = train(problem, candidate.make, seed, look=True).looks
-            records.append(
-                {
-                    "data": name,
-                    "seed": seed,
-                    "method": method,
-                    "strength": candidate.strength,
-                    "rows": {"train": len(problem.train.y), "validation": len(problem.validation.y)},
-                    "last": looks[-1]._asdict(),
-                    "stopped": best_look(looks)._asdict(),
-                }
-            )
-    return records
+        for strength, make in candidates.items():
+            _, looks, _ = train(problem, make, seed, look=True)
+            about = {"data": name, "seed": seed, "method": method, "strength": strength, "rows": rows}
+            yield about | {"last": looks[-1]._asdict(), "stopped": best_look(looks)._asdict()}
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError("A measure is not finite.")
-        return float(f"{value:.4g}")
-    return value
-
-
-def cells() -> list[tuple[str, Callable[[str, int], list[dict[str, Any]]], str, int]]:
-    """List what is to be recorded, seed by seed: whose labels, how it is made, data set and seed."""
-    found: list[tuple[str, Callable[[str, int], list[dict[str, Any]]], str, int]] = []
+def cells() -> Iterator[tuple[str, str, int]]:
+    """What is to be recorded, seed by seed: whose labels, data set and seed."""
     for seed in SEEDS:
-        found += [
-            ("right", uncertainty, name, seed) for name in PROBLEMS if seed in FEWER_SEEDS.get(name, SEEDS)
-        ]
-        found += [("shuffled", shuffled, name, seed) for name in SHUFFLED]
+        yield from (("right", name, seed) for name in PROBLEMS if seed in FEWER_SEEDS.get(name, SEEDS))
+        yield from (("shuffled", name, seed) for name in SHUFFLED_DATA)
+
+
+def run(records: list[Record]) -> Iterator[list[Record]]:
+    """Record what is not recorded yet."""
+    warnings.simplefilter("ignore", EllipticWarning)  # strong label noise is what is studied
+    done = {(r["labels"], r["data"], r["seed"]) for r in records}
+    for labels, name, seed in cells():
+        if (labels, name, seed) not in done:
+            made = (uncertainty if labels == "right" else shuffled)(name, seed)
+            yield [{"labels": labels, **rounded(record, 4)} for record in made]
+
+
+#: Data sets and methods in the order of the page, controls first.
+DATA = ("digits", "breastmnist", "waterbirds", "retinamnist", "fashion_mnist", "pathmnist_subset")
+ENSEMBLES = ("ERM, ensemble", "elliptic, ensemble")
+ELLIPTIC = ("elliptic", "elliptic, label noise")
+#: Single networks of which elliptic training would have to be better than each.
+CONTROLS = ("ERM", "ERM, stopped early", "noise", "smoothing", "noise + smoothing", "mixup")
+METHODS = (*CONTROLS[:2], ENSEMBLES[0], *CONTROLS[2:], *ELLIPTIC, ENSEMBLES[1])
+#: Measures that are compared; all but the last are better when small.
+COMPARED = {
+    **{"test.nll": "NLL", "test.nll_t": "NLL, T", "test.ece": "ECE", "test.ece_t": "ECE, T"},
+    **{"test.aurc": "AURC", "corrupted.nll": "NLL, corrupted", "outside.softmax": "AUROC, outside"},
+}
+LARGE = {"test.accuracy", "test.worst_group", "outside.softmax", "outside.energy"}
+ALPHA = 0.05
+
+
+class Runs:
+    """Records with right labels, found by data set, method and seed."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        self.chosen = {(r["data"], r["method"], r["seed"]): r for r in records if r["chosen"]}
+        self.seeds = {d: sorted({r["seed"] for r in records if r["data"] == d}) for d in DATA}
+        self.data = [name for name in DATA if self.seeds[name]]
+
+    def of(self, data: str, method: str) -> list[Record]:
+        """The record of each seed, at the strength that its validation rows chose."""
+        return [self.chosen[data, method, seed] for seed in self.seeds[data]]
+
+    def values(self, data: str, method: str, measure: str) -> list[float]:
+        """One value for each seed."""
+        return [read(record, measure) for record in self.of(data, method)]
+
+    def mean(self, data: str, method: str, measure: str) -> float:
+        """Mean over seeds."""
+        return statistics.mean(self.values(data, method, measure))
+
+
+def read(record: Record, measure: str) -> float:
+    """Read a measure, as ``test.nll``; of corruptions and outsiders the mean over their kinds."""
+    part, name = measure.split(".", 1)
+    if part in ("corrupted", "outside"):
+        return statistics.mean(each[name] for each in record[part].values())
+    return float(record[part][name])
+
+
+@dataclass
+class Difference:
+    """Elliptic training less a control on the same seeds; ``p`` of a paired t test from three seeds on."""
+
+    method: str
+    measure: str
+    data: str
+    control: str
+    mean: float
+    p: float | None
+    adjusted: float = 1.0
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the mean is in favour of elliptic training."""
+        return self.mean > 0 if self.measure in LARGE else self.mean < 0
+
+    def __str__(self) -> str:
+        scale, decimals = (1, 3) if "nll" in self.measure else (100, 2 if "aurc" in self.measure else 1)
+        shown = f"{scale * self.mean:+.{decimals}f}"
+        return shown if self.p is None else f"{shown} (p = {self.p:.2g}){'*' * (self.adjusted < ALPHA)}"
+
+
+def differences(runs: Runs) -> list[Difference]:
+    """All comparisons of the page, corrected together by Holm's method."""
+    found = []
+    for method in ELLIPTIC:
+        for measure in COMPARED:
+            for data in runs.data:
+                for control in CONTROLS:
+                    pair = (runs.values(data, name, measure) for name in (method, control))
+                    gaps = [a - b for a, b in zip(*pair, strict=True)]
+                    p = paired_p(gaps) if len(gaps) >= 3 else None
+                    found.append(Difference(method, measure, data, control, statistics.mean(gaps), p))
+    tested = [each for each in found if each.p is not None]
+    corrected = holm(torch.tensor([each.p for each in tested], dtype=torch.float64)).tolist()
+    for each, p in zip(tested, corrected, strict=True):
+        each.adjusted = p
     return found
 
 
-def run() -> None:
-    """Record what is not recorded yet, data set by data set and seed by seed."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", EllipticWarning)  # strong label noise is what is studied
-    done = {(r["labels"], r["data"], r["seed"]) for r in read_lines(HERE / RECORDS)}
-    for labels, study, name, seed in cells():
-        if (labels, name, seed) in done:
-            continue
-        began = time.process_time()
-        records = [_rounded(record) for record in study(name, seed)]
-        append_lines(HERE / RECORDS, [{"labels": labels, **record} for record in records])
-        print(f"{labels} {name} seed {seed}: {time.process_time() - began:.1f} s", flush=True)
+class Shuffling:
+    """Records under shuffled labels."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        self.seeds = {d: sorted({r["seed"] for r in records if r["data"] == d}) for d in DATA}
+        self.data = [name for name in DATA if self.seeds[name]]
+
+    def chosen(self, data: str, method: str, when: str) -> list[Record]:
+        """For each seed the strength of the least loss on noisy validation rows, ``last`` or ``stopped``."""
+        found = [r for r in self.records if (r["data"], r["method"]) == (data, method)]
+        by_seed = ([r for r in found if r["seed"] == seed] for seed in self.seeds[data])
+        return [min(rows, key=lambda r: r[when]["validation_nll"]) for rows in by_seed]
+
+    def accuracies(self, data: str, method: str, when: str) -> list[float]:
+        """Accuracy on clean test rows, in per cent, for each seed."""
+        return [100 * r[when]["accuracy"] for r in self.chosen(data, method, when)]
+
+    def table(self) -> list[str]:
+        """Accuracy at the end and with early stopping, with the strengths that were chosen."""
+        heads = (("{}, last", "strength", "{}, stopped early", "strength", "step") for _ in self.data)
+        head = [name.format(data) for data, names in zip(self.data, heads, strict=True) for name in names]
+        rows = []
+        for method in UNDER_SHUFFLING:
+            row = [method]
+            for data in self.data:
+                for when in ("last", "stopped"):
+                    counts = Counter(r["strength"] for r in self.chosen(data, method, when))
+                    row.append(spread(self.accuracies(data, method, when), ".1f"))
+                    row.append("; ".join(f"{s} ({n})" for s, n in sorted(counts.items()) if s))
+                steps = [r["stopped"]["step"] for r in self.chosen(data, method, "stopped")]
+                row.append(f"{statistics.mean(steps):.0f}")
+            rows.append(row)
+        return table(["method", *head], rows)
 
 
-def main() -> None:
-    """Run, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
-    if parser.parse_args().what == "run":
-        run()
-    write_page(HERE)
+def percent(value: float) -> str:
+    """Show a share."""
+    return f"{100 * value:.1f}"
 
+
+def grid(
+    runs: Runs, show: Callable[[str, str], str], methods: Sequence[str] = METHODS, **more: Any
+) -> list[str]:
+    """Tabulate methods by data sets."""
+    data = more.get("data", runs.data)
+    rows = ([method, *(show(name, method) for name in data)] for method in methods)
+    return table([more.get("head", "method"), *data], rows)
+
+
+def strengths(runs: Runs, data: str, method: str) -> str:
+    """Show how often each strength was chosen."""
+    counts = Counter(r["strength"] for r in runs.of(data, method))
+    if method == "ERM, stopped early":
+        return f"step {min(map(int, counts))} to {max(map(int, counts))}"
+    return "; ".join(f"{name} ({n})" if len(counts) > 1 else name for name, n in sorted(counts.items()))
+
+
+def main_table(runs: Runs, data: str) -> list[str]:
+    """All methods on the test rows of a data set."""
+    first = runs.chosen[data, "ERM", 0]
+    about = f"{first['n_classes']} classes, {' / '.join(str(n) for n in first['rows'].values())} rows"
+    shares = ["accuracy", *(["worst_group"] if "worst_group" in first["test"] else [])]
+    head = ["method", "strength", *(name.replace("_", " ") for name in shares)]
+    head += ["NLL", "NLL, T", "ECE", "ECE, T", "Brier", "Brier, T", "T", "AURC"]
+    rows = []
+    for method in METHODS:
+
+        def show(name: str, scale: int = 1, form: str = ".3f", method: str = method) -> str:
+            return spread(runs.values(data, method, f"test.{name}"), form, scale=scale)
+
+        row = [method, strengths(runs, data, method), *(show(name, 100, ".1f") for name in shares)]
+        row += [show("nll"), show("nll_t"), show("ece", 100, ".1f"), show("ece_t", 100, ".1f")]
+        row += [f"{runs.mean(data, method, f'test.{name}'):.3f}" for name in ("brier", "brier_t")]
+        row.append(f"{statistics.geometric_mean(r['temperature'] for r in runs.of(data, method)):.2f}")
+        rows.append([*row, show("aurc", 100, ".2f")])
+    title = f"**{data}**: {about} (seed 0), {len(runs.seeds[data])} seeds"
+    return [title, "", *table(head, rows), ""]
+
+
+def corrupted_cell(runs: Runs, data: str, method: str) -> str:
+    """Accuracy, NLL before and after the temperature, ECE before and after: means over the corruptions."""
+    names = ("accuracy", "nll", "nll_t", "ece", "ece_t")
+    right, nll, nll_t, ece, ece_t = (runs.mean(data, method, f"corrupted.{name}") for name in names)
+    return f"{percent(right)} / {nll:.2f} ({nll_t:.2f}) / {percent(ece)} ({percent(ece_t)})"
+
+
+def outside_table(runs: Runs, kind: str) -> list[str]:
+    """AUROC of the largest probability and of the energy for a kind of outsiders."""
+
+    def show(data: str, method: str) -> str:
+        found = [record["outside"][kind] for record in runs.of(data, method)]
+        return " / ".join(percent(statistics.mean(f[s] for f in found)) for s in ("softmax", "energy"))
+
+    having = [data for data in runs.data if kind in runs.chosen[data, "ERM", 0]["outside"]]
+    return [f"*{kind.capitalize()}*", "", *grid(runs, show, data=having), ""]
+
+
+def paired_tables(runs: Runs, found: Sequence[Difference]) -> list[str]:
+    """Elliptic training less each control, for each measure."""
+    lines = []
+    for method in ELLIPTIC:
+        lines += [f"*{method.capitalize()}*, less each control", ""]
+        for measure, title in COMPARED.items():
+            rows = []
+            for control in CONTROLS:
+                wanted = (method, measure, control)
+                row = [each for each in found if (each.method, each.measure, each.control) == wanted]
+                rows.append([control, *map(str, row), f"{sum(e.is_better for e in row)} of {len(row)}"])
+            lines += [*table([title, *runs.data, "better in"], rows), ""]
+    return lines
+
+
+def blocks(records: list[Record]) -> dict[str, str]:
+    """All blocks of the page."""
+    runs = Runs([r for r in records if r["labels"] == "right"])
+    noisy = Shuffling([r for r in records if r["labels"] == "shuffled"])
+    found = differences(runs)
+
+    def far(data: str, method: str) -> str:
+        return " / ".join(percent(runs.mean(data, method, f"far.{t}")) for t in FACTORS)
+
+    kinds = ("left-out classes", "another data set", "shuffled columns")
+    lines = {
+        "test": [line for data in runs.data for line in main_table(runs, data)],
+        "corrupted": grid(runs, lambda *cell: corrupted_cell(runs, *cell)),
+        "outside": [line for kind in kinds for line in outside_table(runs, kind)],
+        "far": grid(runs, far),
+        "shuffled": noisy.table(),
+        "paired": paired_tables(runs, found),
+    }
+    return {mark: "\n".join(text).strip() for mark, text in lines.items()}
+
+
+STUDY = Study("uncertainty", blocks)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run)

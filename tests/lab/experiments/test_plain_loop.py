@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import plain_loop
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.choice import Choice
@@ -46,11 +45,3 @@ def test_the_example_finds_the_committed_records(row):
     assert 0 <= epoch < 100
     assert average < worst
     assert recorded(row, 1000) is None
-
-
-def test_the_table_follows_from_the_records():
-    assert plain_loop.page() == (plain_loop.HERE / "README.md").read_text()
-    for row, (seeds, _) in plain_loop.ROWS.items():
-        found = [r for r in plain_loop.read() if r["row"] == row]
-        expected = {(loop, seed) for loop in plain_loop.LOOPS for seed in range(seeds)}
-        assert {(r["loop"], r["seed"]) for r in found} == expected

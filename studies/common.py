@@ -1,0 +1,113 @@
+"""What the studies share: records and their page, tables in Markdown, a training loop."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from elliptica.lab.experiments.records import append_lines, read_lines
+
+ROOT = Path(__file__).resolve().parent.parent
+Record = dict[str, Any]
+
+
+class Study:
+    """A folder of results: records, and a README with blocks that are made from them."""
+
+    def __init__(self, name: str, blocks: Callable[[list[Record]], dict[str, str]]) -> None:
+        self.folder = ROOT / "results" / name
+        self.file, self.readme, self.blocks = (
+            self.folder / "records.jsonl.gz",
+            self.folder / "README.md",
+            blocks,
+        )
+
+    def read(self) -> list[Record]:
+        """All committed records."""
+        return read_lines(self.file)
+
+    def page(self) -> str:
+        """The README with its blocks made anew."""
+        return fill(self.readme, self.blocks(self.read()))
+
+    def main(
+        self,
+        about: str | None,
+        run: Callable[[list[Record]], Iterator[list[Record]]],
+        draw: Callable[[], None] | None = None,
+    ) -> None:
+        """Command line: ``run`` adds to the records what ``run(records)`` yields; both write the page."""
+        parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+        parser.add_argument("what", choices=("run", "table"))
+        torch.set_num_threads(1)
+        if parser.parse_args().what == "run":
+            for records in run(self.read()):
+                append_lines(self.file, records)
+                print({k: v for k, v in records[0].items() if isinstance(v, str | int)}, flush=True)
+        self.readme.write_text(self.page(), encoding="utf-8")
+        if draw is not None:
+            draw()
+
+
+def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:
+    """The text of a page with blocks put between their marks."""
+    text = page.read_text(encoding="utf-8")
+    for mark, block in blocks.items():
+        begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+        before, found, rest = text.partition(begin)
+        if not found or end not in rest:
+            raise SystemExit(f"{page.name} has no place for {mark!r}: write {begin} and {end}.")
+        text = f"{before}{begin}{gap}{block}{gap}{end}{rest.partition(end)[2]}"
+    return text
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:
+    """Lay out a table in Markdown; ``align`` has ``l`` or ``r`` for the first columns, others are ``r``."""
+    marks = ["---" if side == "l" else "--:" for side in align.ljust(len(head), "r")]
+    return [f"| {' | '.join(head)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def spread(values: Sequence[float], form: str = ".4f", less: str | None = None, scale: int = 1) -> str:
+    """Mean and sample deviation, the latter in a form of its own if given."""
+    deviation = f" ± {scale * statistics.stdev(values):{less or form}}" if len(values) > 1 else ""
+    return f"{scale * statistics.mean(values):{form}}{deviation}"
+
+
+def paired_p(gaps: Sequence[float]) -> float:
+    """Return p of a paired t test; 1 if all differences are equal."""
+    return float(stats.ttest_1samp(gaps, 0.0).pvalue) if len(set(gaps)) > 1 else 1.0
+
+
+def rounded(value: Any, digits: int = 5) -> Any:
+    """Round all numbers of a record."""
+    if isinstance(value, dict):
+        return {name: rounded(item, digits) for name, item in value.items()}
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def descend(
+    model: nn.Module, losses: Iterable[Tensor], lr: float, n_steps: int | None = None, **options: Any
+) -> nn.Module:
+    """Follow losses by Adam; its rate falls by a cosine over ``n_steps``, if given."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, **options)
+    schedule = None if n_steps is None else torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return model
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Share of rows whose class is right."""
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())

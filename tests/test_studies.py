@@ -1,0 +1,184 @@
+"""Studies: their pages are what the committed records give, and what they measure is right."""
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import anticipation
+import breast_protocols
+import regression_controls
+import uncertainty
+from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments.specification import PaperValue
+from elliptica.landscape.loss import LossField
+
+NAMES = [
+    "anticipation",
+    "compare_tables",
+    "green_bridge",
+    "hitting_times",
+    "loss_landscape",
+]
+NAMES += ["regression_controls", "sampling_modes", "uncertainty"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_follow_from_the_records(name):
+    study = import_module(name)
+    assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
+    if name != "compare_tables":  # flights are not recorded
+        assert next(study.run(study.STUDY.read()), None) is None
+
+
+@pytest.mark.slow
+def test_the_page_of_protocols_follows_from_the_records():
+    assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("problem", "dim"), [("blobs", 2), ("friedman", 10)])
+def test_no_estimate_sees_the_labels_of_the_rows(problem, dim, monkeypatch):
+    monkeypatch.setattr(anticipation, "N_WALKS", 4)
+    parts = anticipation.split(anticipation.PROBLEMS[problem][0](dim, 0), "mean", 0)
+    (x, y), test = parts.train, parts.test
+    model = nn.Linear(dim, 1 if y.is_floating_point() else 2).double()
+    field = LossField(model, anticipation.loss_of(parts.train))
+    other = parts._replace(test=test._replace(y=test.y.flip(0)))
+    first, second = (anticipation.estimates(p, [model, model], field, 0)[0] for p in (parts, other))
+    for name, values in first.items():
+        torch.testing.assert_close(values, second[name])
+    near = torch.cdist(test.x, x).topk(10, largest=False).indices
+    torch.testing.assert_close(first["neighbours' losses"], field(x, y)[near].mean(1))
+
+
+@pytest.mark.slow
+def test_a_cell_of_anticipation(monkeypatch):
+    for name, value in (("N_WALKS", 4), ("N_STEPS", 3), ("N_NETWORKS", 2)):
+        monkeypatch.setattr(anticipation, name, value)
+    committed = anticipation.STUDY.read()[0]
+    for record in itertools.chain(anticipation.measure("blobs", 2, 0), anticipation.measure("sines", 2, 0)):
+        assert set(record) == set(committed)
+
+
+def regression_data(test_y, group):
+    train = Split(torch.zeros(3, 2), torch.tensor([[10.0], [20.0], [30.0]]))
+    test = Split(torch.zeros(len(group), 2), torch.tensor(test_y)[:, None], torch.tensor(group))
+    return Dataset("toy", train, train, test, task="regression")
+
+
+def test_clipping_and_widening():
+    """Targets at 10 and 30; predictions leave the range by 3 and 4, of a width of 20."""
+    data = regression_data([10.0, 30.0], [1, 2])
+    found = regression_controls.measure(torch.tensor([7.0, 34.0], dtype=torch.float64), data)
+    assert found["plain"] == {"average": pytest.approx(math.sqrt(12.5), rel=1e-5), "worst": 4.0, "group": 2}
+    assert found["clipped 0"]["average"] == found["clipped 0"]["worst"] == 0
+    assert found["clipped 0.05"]["worst"] == 1  # the range is 9 to 31
+    assert found["clipped 0.25"] == found["plain"]
+    assert found["outside"] == 1
+
+
+def test_near_means_that_means_and_deviations_agree():
+    values = [80.0, 82.0, 84.0, 82.0, 82.0]  # deviation 1.41
+    assert breast_protocols.agrees(values, PaperValue(mean=82.9, std=1.5))
+    assert not breast_protocols.agrees(values, PaperValue(mean=85.0, std=1.5))  # means differ
+    assert not breast_protocols.agrees(values, PaperValue(mean=82.9, std=14.0))  # a hundredth of the variance
+
+
+def toy(n_classes=3, rows=60):
+    """Overlapping blobs as images of 3 x 3 pixels."""
+    generator = torch.Generator().manual_seed(n_classes)
+    y = torch.arange(rows) % n_classes
+    parts = [uncertainty.Part(torch.randn(rows, 9, generator=generator) + y[:, None], y) for _ in range(3)]
+    return uncertainty.Problem(*parts, {"elsewhere": 5 * torch.randn(20, 9, generator=generator)}, (1, 3, 3))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(uncertainty, "N_STEPS", 30)
+    monkeypatch.setattr(uncertainty, "LOOK", 10)
+
+
+def test_validation_rows_chose_the_strengths():
+    by_cell = {}
+    for r in (r for r in uncertainty.STUDY.read() if r["labels"] == "right"):
+        by_cell.setdefault((r["data"], r["seed"], r["method"]), []).append(r)
+    for (_, _, method), found in by_cell.items():
+        best = min(found, key=lambda record: record["validation_nll"])
+        assert [record for record in found if record["chosen"]] == [best]
+        if method in uncertainty.CANDIDATES:
+            assert [r["strength"] for r in found] == list(uncertainty.CANDIDATES[method])
+    assert {method for _, _, method in by_cell} == set(uncertainty.METHODS)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("InputNoise", "sigma"), ("LabelSmoothing", "smoothing"), ("Mixup", "alpha")]
+)
+def test_without_strength_every_control_is_ordinary_training(name, setting, short):
+    makes = uncertainty._with(getattr(uncertainty, name), **{setting: 0.0}), uncertainty.CANDIDATES["ERM"][""]
+    ours, plain = (uncertainty.train(toy(), make, 0)[0] for make in makes)
+    for first, second in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_early_stopping_keeps_the_best_look_not_the_last(monkeypatch, short):
+    losses = itertools.chain([3.0, 1.0, 2.0], itertools.repeat(2.0))
+    monkeypatch.setattr(uncertainty, "_loss", lambda model, part: next(losses))
+    model, looks, stopped = uncertainty.train(toy(), uncertainty.CANDIDATES["ERM"][""], 0, look=True)
+    assert [look.step for look in looks] == [10, 20, 30]
+    assert uncertainty.best_look(looks).step == 20
+    assert not torch.equal(stopped[0].weight, model[0].weight)
+
+
+def test_an_ensemble_of_equal_networks_is_one_of_them():
+    problem, model = toy(), nn.Linear(9, 3)
+    one = uncertainty.measure([model], problem, 0)
+    several = uncertainty.measure([model, copy.deepcopy(model)], problem, 0)
+    assert several["test"] == pytest.approx(one["test"])
+
+
+def test_test_labels_decide_nothing(short):
+    problem = toy()
+    other = replace(problem, test=problem.test._replace(y=problem.test.y.flip(0)))
+    make = uncertainty.CANDIDATES["elliptic"]["0.3"]
+    first, second = (uncertainty.train(p, make, 0)[0] for p in (problem, other))
+    assert torch.equal(first[0].weight, second[0].weight)
+    mine, theirs = (uncertainty.measure([first], p, 0) for p in (problem, other))
+    assert (mine["temperature"], mine["outside"]) == (theirs["temperature"], theirs["outside"])
+    assert mine["test"]["nll"] != theirs["test"]["nll"]
+
+
+def test_left_out_classes_are_gone_and_scaling_uses_training_rows():
+    problem = toy()
+    left = uncertainty.leave_out(problem, [1])
+    assert left.train.y.unique().tolist() == [0, 1]
+    torch.testing.assert_close(left.test.x[left.test.y == 1], problem.test.x[problem.test.y == 2])
+    torch.testing.assert_close(left.outside["left-out classes"], problem.test.x[problem.test.y == 1])
+    found = uncertainty.scaled(left)
+    torch.testing.assert_close(found.train.x.mean(0), torch.zeros(9), atol=1e-6, rtol=0)
+    assert float(found.train.x.var(0).mean()) == pytest.approx(1)
+
+
+def test_paired_differences_of_the_page_are_those_of_scipy():
+    runs = uncertainty.Runs([r for r in uncertainty.STUDY.read() if r["labels"] == "right"])
+    for each in uncertainty.differences(runs)[::25]:
+        pair = (runs.values(each.data, name, each.measure) for name in (each.method, each.control))
+        assert each.p == pytest.approx(stats.ttest_rel(*pair).pvalue)
+        assert each.adjusted >= each.p
+
+
+@pytest.mark.slow
+def test_a_cell_of_each_part(monkeypatch, short):
+    monkeypatch.setattr(uncertainty, "load", lambda name, seed, all_classes=False: toy(rows=40))
+    monkeypatch.setattr(uncertainty, "N_NETWORKS", 2)
+    records = list(uncertainty.uncertainty("digits", 0))
+    assert {r["method"] for r in records} == set(uncertainty.METHODS)
+    assert sum(r["chosen"] for r in records) == len(uncertainty.METHODS)
+    noisy = list(uncertainty.shuffled("digits", 0))
+    assert list(dict.fromkeys(r["method"] for r in noisy)) == list(uncertainty.UNDER_SHUFFLING)
+    assert all(r["stopped"]["validation_nll"] <= r["last"]["validation_nll"] for r in noisy)
