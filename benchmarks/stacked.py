@@ -15,8 +15,7 @@ from benchmarks.timing import Measurement, compare
 from elliptica import Elliptic
 from elliptica._utils.perceptron import make_adam, mlp
 from elliptica.baselines import ERM
-from elliptica.estimators.points import Job, Table
-from elliptica.estimators.stacked import train_stack
+from elliptica.estimators.stacked import Job, Table, train_stack
 
 N_CLASSES, SIGMA = 10, 0.1
 #: Steps of every network in one call.

@@ -29,8 +29,7 @@ from elliptica import Elliptic, EllipticWarning, Green
 from elliptica._utils.random import stream
 from elliptica._utils.statistics import fit_temperature, holm
 from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
-from elliptica.estimators.base import pool
-from elliptica.estimators.fit import network_seeds
+from elliptica.estimators.base import network_seeds, pool
 from elliptica.lab.data import load_fashion_mnist, load_medmnist, load_waterbirds_features, shuffle_labels
 from elliptica.lab.models import mlp
 from elliptica.report.scores import calibration_error, reduce_by

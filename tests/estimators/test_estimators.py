@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pytest
 import torch
@@ -19,7 +18,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_diabetes, make_blobs, make_multilabel_classification, make_regression
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import accuracy_score, make_scorer
-from sklearn.model_selection import GridSearchCV, cross_validate, train_test_split
+from sklearn.model_selection import cross_validate, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
@@ -29,9 +28,8 @@ from elliptica._utils.perceptron import mlp
 from elliptica._utils.random import stream, stream_seed
 from elliptica._utils.statistics import fit_temperature
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor
-from elliptica.estimators.base import pool
-from elliptica.estimators.fit import Fit, fit_together, network_seeds
-from elliptica.estimators.stacked import Progress, Trained, init_parameters
+from elliptica.estimators.base import Fit, fit_together, network_seeds, pool
+from elliptica.estimators.stacked import init_parameters, state_dict
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 QUICK = {"hidden": (16,), "max_iter": 3, "random_state": 0}
@@ -104,7 +102,7 @@ def test_erm_is_an_ordinary_loop(blobs):
     model = EllipticClassifier(method="erm", hidden=(8,), max_iter=4, batch_size=25, random_state=3).fit(x, y)
     seed = int(np.random.RandomState(3).randint(np.iinfo(np.int32).max))
     net = mlp(4, 3, hidden=(8,))
-    net.load_state_dict(Trained(init_parameters([4, 8, 3], seed), Progress()).state_dict())
+    net.load_state_dict(state_dict(init_parameters([4, 8, 3], seed)))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     inputs = torch.from_numpy(((x - x.mean(0)) / x.std(0)).astype(np.float32))
     labels = torch.from_numpy(np.unique(y, return_inverse=True)[1])
@@ -129,7 +127,7 @@ def test_the_general_loop_agrees_with_the_stack_where_nothing_is_drawn(line, met
     how = {**QUICK, "max_iter": 30, "early_stopping": True, "learning_rate": 0.05, "n_iter_no_change": 3}
     stacked = EllipticRegressor(method=method, **off, **how).fit(*line, np.arange(50.0))
     start = mlp(3, 1, hidden=(16,))
-    start.load_state_dict(Trained(init_parameters([3, 16, 1], stacked._seed), Progress()).state_dict())
+    start.load_state_dict(state_dict(init_parameters([3, 16, 1], stacked._seed)))
     general = EllipticRegressor(method=method, module=start, **off, **how).fit(*line, np.arange(50.0))
     np.testing.assert_allclose(general.validation_curve_, stacked.validation_curve_, rtol=1e-2)
     assert general.best_iteration_ == stacked.best_iteration_
@@ -192,34 +190,6 @@ def test_random_state_and_streams_of_the_caller(blobs):
     assert is_same(first, pickle.loads(pickle.dumps(first)))
 
 
-@pytest.mark.parametrize("sampling", ["marginal", "path"])
-@pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])
-def test_training_is_resumed(blobs, line, make, sampling):
-    x, y = blobs if make is EllipticClassifier else line
-    how = {"hidden": (16,), "random_state": 0, "learning_rate": 1e-2, "sampling": sampling}
-    whole = make(max_iter=20, **how).fit(x, y)
-    parts = make(max_iter=10, warm_start=True, **how).fit(x, y)
-    parts = pickle.loads(pickle.dumps(parts)).fit(x, y)  # the optimiser goes along
-    steps = make(**how)
-    for _ in range(20):
-        steps.partial_fit(x, y)
-    for model in (parts, steps):
-        assert model.n_iter_ == len(model.loss_curve_) == 20
-        assert model.loss_curve_[-1] == pytest.approx(whole.loss_curve_[-1], rel=0.3)
-        assert model.loss_curve_[-1] < 0.8 * model.loss_curve_[0]
-    assert len(make(max_iter=2, **how).fit(x, y).fit(x, y).loss_curve_) == 2
-
-
-def test_partial_fit_needs_all_classes(blobs):
-    x, y = blobs
-    model = EllipticClassifier(**QUICK).partial_fit(x[y == "a"], y[y == "a"], classes=["c", "b", "a"])
-    assert model.classes_.tolist() == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="classes"):
-        model.partial_fit(x, y).partial_fit(x[:1], ["z"])
-    for options in ({"early_stopping": True}, {"calibrate": "temperature"}):
-        assert not hasattr(EllipticClassifier(**options), "partial_fit")
-
-
 @pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])
 def test_early_stopping_keeps_the_best_and_held_out_rows_out(blobs, line, make):
     x, y = blobs if make is EllipticClassifier else line
@@ -238,19 +208,6 @@ def test_early_stopping_keeps_the_best_and_held_out_rows_out(blobs, line, make):
     assert whole.loss_curve_ == pytest.approx(part.loss_curve_, rel=1e-5)
 
 
-def test_class_weight_helps_the_rare_class():
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(400, 2)), rng.normal(1.2, 1.0, size=(20, 2))])
-    y = np.array([0] * 400 + [1] * 20)
-    settings = {"hidden": (16,), "max_iter": 15, "learning_rate": 0.01, "random_state": 0}
-    recall = {}
-    for class_weight in (None, "balanced", {1: 20.0}):
-        model = EllipticClassifier(class_weight=class_weight, **settings).fit(x, y)
-        recall[str(class_weight)] = (model.predict(x[400:]) == 1).mean()
-    assert recall["None"] < 0.3
-    assert min(recall["balanced"], recall["{1: 20.0}"]) > 0.6
-
-
 @pytest.mark.parametrize("method", ["balanced", "groupdro", "lisa"])
 def test_group_methods_serve_the_small_group(method):
     """The label follows one column for most rows, and another one for a few, which have their own group."""
@@ -265,19 +222,6 @@ def test_group_methods_serve_the_small_group(method):
         for name in (method, "erm")
     }
     assert small[method] > small["erm"] + 0.05
-
-
-@pytest.mark.statistical
-def test_noise_is_a_penalty_on_the_slope(line, seed):
-    """A linear model with input noise sigma is ridge regression with penalty n sigma^2 on scaled columns."""
-    x, y = (part - part.mean(0) for part in line)
-    x, y = x / x.std(0), y / y.std()
-    ridge = np.linalg.solve(x.T @ x + 50 * np.eye(3), x.T @ y)
-    how = {"hidden": (), "learning_rate": 0.02, "max_iter": 300, "n_networks": 20, "random_state": seed}
-    model = EllipticRegressor(method="noise", sigma=1.0, **how).fit(x, y)
-    slopes = np.array([network[0].weight.detach().numpy()[0] for network in model.module_.networks])
-    assert np.abs(slopes.mean(0) - ridge).max() < 5 * (slopes.std(0) / np.sqrt(20)).max() + 0.01
-    assert np.abs(slopes.mean(0) - np.linalg.lstsq(x, y, rcond=None)[0]).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -392,13 +336,6 @@ def test_multilabel_and_several_targets():
         assert model.score(x, y) > 0.9
 
 
-def test_units_do_not_matter(line):
-    x, y = line
-    model = EllipticRegressor(**QUICK)
-    a, b = clone(model).fit(x, y), clone(model).fit(x * [1e4, 1, 1e-4] + 7, y * 50 - 3)
-    np.testing.assert_allclose(b.predict(x * [1e4, 1, 1e-4] + 7), a.predict(x) * 50 - 3, rtol=1e-3)
-
-
 def test_small_and_odd_data():
     one = EllipticClassifier(**QUICK).fit([[1.0, 2.0]], ["only"])
     assert one.predict_proba([[9.0, 9.0]]).tolist() == [[1.0]]
@@ -425,28 +362,6 @@ def test_metadata_is_routed(blobs):
         cross_validate(model, x, y, params=given, error_score="raise", scoring=scorer)
         routed = make_pipeline(TablePreprocessor(), model).fit(x, y, **given)
         assert is_same(routed[-1], EllipticClassifier(method="balanced", **QUICK).fit(x, y, weight, groups))
-
-
-@pytest.mark.parametrize("output", ["pandas", "polars"])
-def test_set_output(blobs, output):
-    frame = pl.DataFrame({"a": blobs[0][:, 0], "kind": blobs[1]})
-    frame = (
-        frame if output == "polars" else pd.DataFrame({name: frame[name].to_list() for name in ["a", "kind"]})
-    )
-    pipeline = make_pipeline(TablePreprocessor(), EllipticRegressor(**QUICK)).set_output(transform=output)
-    pipeline.fit(frame, blobs[0][:, 1])
-    table = pipeline[:-1].transform(frame)
-    assert type(table).__module__.startswith(output)
-    assert list(table.columns) == ["a", "kind_a", "kind_b", "kind_c"]
-    assert pipeline[-1].feature_names_in_.tolist() == list(table.columns)
-    assert pipeline.predict(frame).shape == (60,)
-
-
-def test_grid_search_compares_methods(blobs):
-    grid = {"method": ["elliptic", "erm", "mixup"]}
-    settings = {"hidden": (16,), "max_iter": 15, "learning_rate": 0.02, "random_state": 0}
-    search = GridSearchCV(EllipticClassifier(**settings), grid, cv=3).fit(*blobs)
-    assert (search.cv_results_["mean_test_score"] > 0.8).all()
 
 
 @pytest.mark.slow

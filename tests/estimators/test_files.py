@@ -6,7 +6,6 @@ import os
 import shutil
 import zipfile
 
-import joblib
 import numpy as np
 import polars as pl
 import pytest
@@ -89,24 +88,6 @@ def test_round_trip(tmp_path, x, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        np.array(["a", "b"]),
-        np.array([3, -1]),
-        np.array([True, False]),
-        np.array([0.0, 1.0]),
-        np.array(["é", ""], dtype=object),
-    ],
-    ids=lambda labels: str(labels.dtype),
-)
-def test_labels_keep_their_type(tmp_path, x, labels):
-    model = EllipticClassifier(**QUICK).fit(x, labels[np.arange(40) % 2])
-    again = load(save(model, tmp_path / "m"))
-    assert again.classes_.tolist() == model.classes_.tolist()
-    assert again.predict(x).dtype == model.predict(x).dtype
-
-
 def test_columns_of_all_kinds(tmp_path, x):
     frame = frame_of(x)
     for scale in ("standard", "robust"):
@@ -134,13 +115,6 @@ def test_columns_of_all_kinds(tmp_path, x):
 def test_pairings_and_weightings_are_saved(tmp_path, x, options):
     again = load(save(EllipticClassifier(**options, **QUICK).fit(x, x[:, 0] > 0), tmp_path / "m"))
     assert {name: getattr(again, name) for name in options} == options
-
-
-def test_training_resumes_after_loading(tmp_path, x):
-    model = EllipticRegressor(warm_start=True, **QUICK).fit(x, x[:, 0])
-    again = load(save(model, tmp_path / "m")).fit(x, x[:, 0])
-    assert again.n_iter_ == 4
-    assert hasattr(joblib.load(joblib.dump(model, tmp_path / "j")[0]).fit(x, x[:, 0]), "module_")
 
 
 def test_own_module_has_to_be_passed(tmp_path, x):
@@ -189,7 +163,7 @@ def test_what_a_safe_file_cannot_hold_is_refused_and_nothing_is_lost(tmp_path, x
 
 def rewritten(model, path, change):
     """Save a model with other content, without the checks of `save`."""
-    packed = files_module._pack(model) if hasattr(model, "_progress") else model
+    packed = files_module._pack(model) if hasattr(model, "module_") else model
     content = {"format": files_module._FORMAT, "notes": "{}", "model": packed}
     change(content, packed)
     skops.io.dump(content, path)
@@ -227,8 +201,9 @@ CHANGES = {
     "statistics are NaN": set_to("x_mean_", NAN),
     "statistics of another size": set_to("x_mean_", np.zeros(2)),
     "no spread": set_to("x_scale_", np.zeros(3)),
-    "crossed bounds": set_to("y_min_", np.array([1e9])),
     "bounds are NaN": set_to("y_max_", np.array([np.nan])),
+    "bounds are crossed": set_to("y_max_", np.array([-1e6])),
+    "a scale is negative": set_to("y_scale_", np.array([-1.0])),
     "statistics are text": set_to("x_mean_", "zero"),
     "other widths": set_to("hidden", (9,)),
     "other number of columns": set_to("n_features_in_", 4),
@@ -266,22 +241,6 @@ def test_trees_that_lead_elsewhere_are_refused(tmp_path, x, field, value):
         load(rewritten(model, tmp_path / "bad", lambda *_: None))
     with pytest.raises(TypeError):
         save(model, tmp_path / "good")
-
-
-def test_every_flipped_byte_is_noticed_or_harmless(tmp_path, x):
-    """A file with a changed byte is refused, or predicts the same."""
-    model = EllipticRegressor(hidden=(4,), max_iter=1, random_state=0).fit(x, x[:, 0])
-    content = bytearray(save(model, tmp_path / "m").read_bytes())
-    draws, refused = np.random.default_rng(0), 0
-    for place in draws.choice(len(content), 60, replace=False):
-        changed = content.copy()
-        changed[place] ^= 0xFF
-        (tmp_path / "bad").write_bytes(changed)
-        try:
-            assert np.array_equal(load(tmp_path / "bad").predict(x), model.predict(x))
-        except ValueError:
-            refused += 1
-    assert refused > 40
 
 
 def test_other_files(tmp_path, monkeypatch, x):

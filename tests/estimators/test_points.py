@@ -7,10 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica._utils.random import stream
 from elliptica.baselines.regression import cumulative_kernel
 from elliptica.core.bridge import tent
-from elliptica.estimators import points
+from elliptica.estimators import stacked as points
 from laws import assert_distribution, assert_frequencies, assert_variance
 
 pytestmark = pytest.mark.statistical
@@ -31,16 +30,10 @@ def table_of(x, y, group=None):
     return points.Table(x, torch.nn.functional.one_hot(y).float(), y, group)
 
 
-def drawer_of(job):
-    return points.Drawer(job, points.RowStream(job), stream(job.seed, "noise"))
-
-
 def draw_points(seed, method, x, y, group=None, *, chunks=1, batch_size=6, weight=None, **settings):
     table = table_of(x, y, group)
-    job = points.Job(table, np.arange(len(x)), seed, 1, method, settings, weight=weight)
-    drawer, noise = drawer_of(job), torch.zeros(1, 100, batch_size, x.shape[1])
-    drawn = [points.draw_points([drawer], table, batch_size, 100, noise) for _ in range(chunks)]
-    return points.Points(*(torch.cat([part[0] for part in parts]) for parts in zip(*drawn, strict=True)))
+    drawer = points.Drawer(points.Job(table, np.arange(len(x)), seed, 1, method, settings, weight=weight))
+    return drawer.draw(table, batch_size, 100 * chunks)
 
 
 def numbered(n):
@@ -60,24 +53,6 @@ def test_every_order_holds_every_row_once_and_orders_are_uniform(draw):
         assert_frequencies(np.bincount(fixed, minlength=36), (1 - np.eye(6)).ravel() / 30)
 
 
-def test_orders_go_on_where_a_batch_ends(draw):
-    x, y = numbered(7)
-    p = draw("erm", x, y)
-    orders = p.rows.flatten()[: 7 * 85].view(85, 7)
-    assert torch.equal(orders.sort(1).values, torch.arange(7).expand(85, 7))
-
-
-@pytest.mark.parametrize("method", ["mixup", "elliptic", "elliptic-weighted"])
-def test_partners_are_any_other_row(method, draw):
-    x, y = numbered(6)
-    p = draw(method, x, y, chunks=20)
-    assert torch.equal(p.partners, p.rows.roll(-1, 1))
-    counts = np.bincount((6 * p.rows + p.partners).flatten(), minlength=36)
-    # the six pairs of a batch exclude each other, so their counts vary less than independent ones
-    assert (counts.reshape(6, 6).diagonal() == 0).all()
-    assert_frequencies(counts, (1 - np.eye(6)).ravel() / 30)
-
-
 @pytest.mark.parametrize("n_times", [2, 4, 5])
 def test_times_lie_on_the_grid_and_follow_the_place_in_the_batch(n_times, draw):
     x, y = numbered(12)
@@ -87,7 +62,7 @@ def test_times_lie_on_the_grid_and_follow_the_place_in_the_batch(n_times, draw):
     assert_frequencies(np.bincount(index.flatten(), minlength=n_times), np.full(n_times, 1 / n_times))
     one, two = (torch.Generator().manual_seed(3) for _ in range(2))
     cycle = (tent(torch.arange(12), one) * n_times).long().clamp_max(n_times - 1)
-    found = points.tent_times(torch.rand(1, generator=two), torch.tensor(float(n_times)), 12)
+    found = points.tent_times(torch.rand(1, generator=two), n_times, 12)
     torch.testing.assert_close(found, cycle / (n_times - 1))  # as the core's for the same number
 
     def is_tent(times):
@@ -166,15 +141,6 @@ def test_partners_of_c_mixup_follow_the_kernel_of_targets(draw):
             assert_frequencies(np.bincount(chosen, minlength=6), np.full(6, 1 / 6))
 
 
-def test_large_batches_choose_among_some_candidates(draw):
-    x = torch.arange(200.0)[:, None]
-    p = draw("c-mixup", x, x.clone(), batch_size=200, bandwidth=1e3)
-    place = torch.empty(100, 200, dtype=torch.long).scatter_(1, p.rows, torch.arange(200).expand(100, 200))
-    ahead = (place.gather(1, p.partners) - torch.arange(200)) % 200
-    assert_frequencies(np.bincount(ahead.flatten(), minlength=200)[:64], np.full(64, 1 / 64))
-    assert int(ahead.max()) == points.CANDIDATES - 1
-
-
 def test_partners_of_lisa(draw):
     """Same class, other group, or the other way; uniform among them; a row without any stays as it is."""
     x = numbered(7)[0]
@@ -192,21 +158,6 @@ def test_partners_of_lisa(draw):
         assert_frequencies(np.bincount(within.long(), minlength=2), [0.5, 0.5])
     assert not bool(mixed[p.rows == n - 1].any())  # alone in class and group
     torch.testing.assert_close(p.x[~mixed], x[p.rows[~mixed]])
-
-
-def test_partners_of_lisa_are_uniform_among_the_allowed(generator):
-    y, group = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1, 0, 1])
-    rows = torch.stack([torch.randperm(6, generator=generator) for _ in range(6000)])[None]
-    u = torch.rand(rows.shape, generator=generator)
-    within = torch.ones(1, 6000, 1, dtype=torch.bool)
-    partners, alone = points.lisa_partners(rows, y, group, within, u)
-    assert not bool(alone.any())
-    counts = np.bincount(partners[rows == 0], minlength=6)
-    assert_frequencies(counts, [0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
-    fixed = torch.arange(6).expand_as(rows)
-    found, _ = points.lisa_partners(fixed, y, group, within, u * 0)
-    with pytest.raises(AssertionError):  # always the next one that is allowed, from a fixed order
-        assert_frequencies(np.bincount(found[fixed == 0], minlength=6), [0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
 
 
 @pytest.mark.parametrize("method", ["balanced", "groupdro", "lisa"])

@@ -1,7 +1,6 @@
 """Networks of a stack are trained as each would be by an ordinary loop, on the points that were drawn."""
 
 import math
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,10 @@ from torch import nn
 
 from elliptica import Elliptic, GradientSoftmax
 from elliptica._utils.perceptron import mlp
-from elliptica._utils.random import stream
 from elliptica.baselines import ERM, LISA, CMixup, GroupDRO, LabelSmoothing, Mixup, groups, mixup
 from elliptica.core.bridge import Paths
-from elliptica.estimators import points, stacked
-from elliptica.estimators.points import METHODS, Job, Table
-from elliptica.estimators.stacked import Progress, Trained, init_parameters, train_stack
+from elliptica.estimators import stacked
+from elliptica.estimators.stacked import METHODS, Drawer, Job, Table, init_parameters, state_dict, train_stack
 from laws import assert_distribution
 
 OWN = {
@@ -60,9 +57,9 @@ def train(loss, jobs, **options):
     return train_stack(jobs, loss=loss, **(how | options))
 
 
-def network(trained):
-    made = mlp(trained.parameters[0].shape[0], trained.parameters[-1].shape[0], hidden=(8, 6))
-    made.load_state_dict(trained.state_dict())
+def network(parameters):
+    made = mlp(parameters[0].shape[0], parameters[-1].shape[0], hidden=(8, 6))
+    made.load_state_dict(state_dict(parameters))
     return made
 
 
@@ -74,7 +71,7 @@ def distance(a, b):
 def initial(one):
     """The network before training."""
     sizes = [one.table.x.shape[1], 8, 6, one.table.y.shape[1]]
-    return network(Trained(init_parameters(sizes, one.seed), Progress()))
+    return network(init_parameters(sizes, one.seed))
 
 
 # ------------------------------------------------------------------------------ against a plain loop
@@ -82,13 +79,10 @@ def initial(one):
 
 def drawn_batches(one):
     """Points that a network draws, batch after batch."""
-    drawer = points.Drawer(one, points.RowStream(one), stream(one.seed, "noise", 0))
-    steps = points.ROWS_AT_ONCE // BATCH
-    noise = torch.zeros(1, steps, BATCH, one.table.x.shape[1])
+    drawer, steps = Drawer(one), stacked.ROWS_AT_ONCE // BATCH
     while True:
-        chunk = points.draw_points([drawer], one.table, BATCH, steps, noise)
-        for k in range(steps):
-            yield points.Points(*(part[0, k].clone() for part in chunk))
+        chunk = drawer.draw(one.table, BATCH, steps)
+        yield from (stacked.Points(*parts) for parts in zip(*chunk, strict=True))
 
 
 def elliptic_loss(one, model, criterion, p):
@@ -156,7 +150,7 @@ def test_a_stack_agrees_with_a_plain_loop(method, loss, monkeypatch):
         trained = train(loss, [*others, one])[-1]
         model, losses = loop(one, loss, 5 * epochs, monkeypatch)
         assert distance(model, initial(one)) > 1e-3
-        assert distance(model, network(trained)) < tolerance
+        assert distance(model, network(trained.parameters)) < tolerance
         weighs = method in ("groupdro", "elliptic-weighted") or (method, loss) == ("mixup", "real")
         if not weighs:  # curves show the loss at the points; for these the objective is another number
             assert trained.progress.losses[0] == pytest.approx(np.mean(losses[:5]), rel=1e-5)
@@ -168,7 +162,7 @@ def test_weights_of_rows_tell_methods_apart(monkeypatch):
         one = job(method, "classes", seed=3, epochs=1)
         model, _ = loop(one, "classes", 5, monkeypatch)
         (other,) = train("classes", [replace(one, method=plain)])
-        assert distance(model, network(other)) > 1e-4
+        assert distance(model, network(other.parameters)) > 1e-4
 
 
 @pytest.mark.parametrize("block", [1, 2**14, 2**30])
@@ -186,7 +180,7 @@ def test_a_network_does_not_depend_on_its_neighbours(loss, block, monkeypatch):
     for one, trained in zip(jobs, train(loss, jobs), strict=True):
         (alone,) = train(loss, [one])
         a, b = alone.progress, trained.progress
-        assert distance(network(alone), network(trained)) < 1e-5
+        assert distance(network(alone.parameters), network(trained.parameters)) < 1e-5
         assert (a.best_epoch, a.epochs, a.ended) == (b.best_epoch, b.epochs, b.ended)
         assert a.losses == pytest.approx(b.losses, rel=1e-4)
         assert a.validation_losses == pytest.approx(b.validation_losses, rel=1e-4)
@@ -207,7 +201,7 @@ def test_a_weight_of_two_is_two_copies():
     one = job("elliptic", "classes", rows=40)
     twice = replace(one, weight=np.full(40, 2.0))
     copies = replace(one, rows=np.repeat(np.arange(40), 2))
-    networks = [network(trained) for trained in train("classes", [twice, copies, one])]
+    networks = [network(trained.parameters) for trained in train("classes", [twice, copies, one])]
     assert distance(networks[0], networks[1]) < 1e-6
     assert distance(networks[0], networks[2]) > 1e-3
 
@@ -226,7 +220,7 @@ def test_the_best_epoch_is_kept_and_a_refit_reaches_it():
     table = jobs[0].table
     for best, again in zip(trained, train("classes", refits), strict=True):
         progress, curve = best.progress, best.progress.validation_losses
-        outputs = network(best)(table.x[HELD]).detach()
+        outputs = network(best.parameters)(table.x[HELD]).detach()
         assert progress.best_epoch == 1 + int(np.argmin(curve))
         loss = nn.functional.cross_entropy(outputs, table.label[HELD])
         assert float(loss) == pytest.approx(min(curve), rel=1e-5)
@@ -234,7 +228,7 @@ def test_the_best_epoch_is_kept_and_a_refit_reaches_it():
         assert progress.ended == ("patience" if progress.epochs < 40 else "length")
         if progress.ended == "patience":
             assert progress.epochs == progress.best_epoch + 4
-        assert distance(network(best), network(again)) < 1e-4
+        assert distance(network(best.parameters), network(again.parameters)) < 1e-4
     assert "patience" in [one.progress.ended for one in trained]
 
 
@@ -243,19 +237,7 @@ def test_a_network_that_diverges_leaves_the_others_alone():
     trained = train("real", [bad, good, replace(bad, validation=HELD)])
     assert [one.progress.ended for one in trained] == ["failed", "length", "failed"]
     assert [one.progress.epochs == 4 for one in trained] == [False, True, False]
-    assert distance(network(trained[1]), network(train("real", [good])[0])) < 1e-6
-
-
-def test_training_resumes_where_it_ended():
-    """Weights, moments and steps of the optimiser go on; only the draws begin anew."""
-    one = job("erm", "real", epochs=40, rate=1e-2)
-    halves = train("real", [replace(one, epochs=20)])
-    first = halves[0].progress.losses[-1]
-    (resumed,) = train("real", [replace(one, epochs=20)], starts=halves)
-    (whole,) = train("real", [one])
-    assert (resumed.progress.epochs, resumed.progress.steps) == (40, whole.progress.steps)
-    assert resumed.progress.losses[20] == pytest.approx(first, rel=0.2)  # a new optimiser would jump
-    assert resumed.progress.losses[-1] == pytest.approx(whole.progress.losses[-1], rel=0.2)
+    assert distance(network(trained[1].parameters), network(train("real", [good])[0].parameters)) < 1e-6
 
 
 def test_progress_ends_at_one():
@@ -263,28 +245,6 @@ def test_progress_ends_at_one():
     train("real", [job("erm", "real", epochs=9), job("erm", "real")], callback=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1
-
-
-def test_two_threads_train_two_stacks_and_threads_are_restored():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        jobs = [job("elliptic", "real", seed=s, epochs=20) for s in range(2)]
-        expected, found = [train("real", [one])[0] for one in jobs], {}
-
-        def run(s):
-            (found[s],) = train("real", [jobs[s]])
-
-        workers = [threading.Thread(target=run, args=(s,)) for s in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert torch.get_num_threads() == 2
-        for s in range(2):
-            assert torch.equal(found[s].parameters[0], expected[s].parameters[0])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_linear_model_and_a_single_row():

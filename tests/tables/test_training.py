@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from compare_cases import PLAN, prices, quiet, two_classes
-from elliptica.estimators.fit import Fit
+from elliptica.estimators.base import Fit
 from elliptica.tables import training
 from elliptica.tables.methods import METHODS, Plan
 from elliptica.tables.model import FinalSettings, fit_pipeline, only_rows

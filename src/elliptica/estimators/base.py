@@ -1,4 +1,7 @@
-"""Code that the classifier and the regressor share: parameters, scaling, training, prediction."""
+"""Code that the classifier and the regressor share: parameters, scaling, training, prediction.
+
+Small networks are trained side by side by the stacked engine, all others one by one by a general loop.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +9,58 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.perceptron import mlp
-from elliptica._utils.random import stream_seed
+from elliptica._utils.perceptron import make_adam, mlp
+from elliptica._utils.random import stream, stream_seed
 from elliptica.baselines import ERM, CMixup, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.bridge import Sampling
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.noise import Sigma, auto_sigma
 from elliptica.core.partners import Pairing, Permutation, make_pairing
 from elliptica.core.weighting import GradientSoftmax, Weighting, make_weighting
-from elliptica.estimators.fit import Fit, fit_together, network_seeds, private_stream
-from elliptica.estimators.points import GROUP_METHODS, METHODS, Table
-from elliptica.estimators.stacked import Loss, Progress, Trained, init_parameters, one_thread
+from elliptica.estimators.stacked import (
+    GROUP_METHODS,
+    METHODS,
+    Job,
+    Loss,
+    Progress,
+    RowStream,
+    Table,
+    epoch_length,
+    init_parameters,
+    one_thread,
+    state_dict,
+    train_stack,
+)
 
 #: A network, or a function that makes one from the numbers of features and outputs.
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that are predicted at once
+_STACK_NUMBERS = 2**25  # weights of a stack, of which there are five copies (moments, gradients, best)
 
 
 class NetworkRows(NamedTuple):
-    """A trained network, and rows in the form that it sees.
+    """A trained network, and rows in the form that it sees."""
 
-    Attributes:
-        module: The network itself, not a copy.
-        loss: The ordinary loss of its task.
-        x: Inputs, scaled, on the device of the network.
-        y: Class numbers, zeros and ones for multilabel targets, or scaled real targets ``(rows, targets)``.
-    """
-
-    module: nn.Module
-    loss: nn.Module
-    x: Tensor
-    y: Tensor
+    module: nn.Module  # itself, not a copy
+    loss: nn.Module  # the ordinary loss of its task
+    x: Tensor  # scaled inputs, on the device of the network
+    y: Tensor  # class numbers, zeros and ones for multilabel targets, or scaled targets ``(rows, targets)``
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -76,7 +88,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     n_iter_no_change: int = 10
     n_networks: int = 1
     eta: float = 0.01
-    warm_start: bool = False
     random_state: int | np.random.RandomState | None = None
     device: str | torch.device = "cpu"
 
@@ -86,23 +97,28 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def network_rows(self, X: Any, y: Any) -> NetworkRows:
         """Return network, loss, inputs and targets as in training: the arguments of `elliptica.diagnose`.
 
-        Real targets are standardised. The network itself is not bounded, and its logits are not calibrated.
-        After a preprocessor, transform ``X`` first: ``pipeline[:-1].transform(X)``.
+        The network is neither bounded nor calibrated. In a pipeline, pass ``pipeline[:-1].transform(X)``.
         """
         check_is_fitted(self, "module_")
         rows, target = self._check_rows(X, y, reset=False)
-        x, y = torch.from_numpy(self._scale(rows)), torch.from_numpy(self._learn(self._encode(target)))
+        x, y = (
+            torch.from_numpy(self._scale(rows)),
+            torch.from_numpy(self._learn(self._encode(target, reset=False))),
+        )
         return NetworkRows(self.module_, self._loss(), x.to(self._place()), y.to(self._place()))
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any = None, **options: Any) -> Any:
-        """Train alone: the case of one of `fit_together`."""
-        resumes = options.pop("resumes", self.warm_start) and hasattr(self, "module_")
-        (diverged,) = fit_together([Fit(self, X, y, sample_weight, groups, resumes=resumes, **options)])
-        if diverged:
-            raise FloatingPointError(
-                f"The training loss became {self.loss_curve_[-1]}. Lower learning_rate or sigma, or keep "
-                "standardize=True."
-            )
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Train the network.
+
+        Args:
+            X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
+            y: Labels, or a 2-D indicator of several labels per row; for regression real targets, one or
+                several columns.
+            sample_weight: Weight of each row, at least 0.
+            groups: Group of each row, for group methods; others ignore it.
+        """
+        if any(fit_together([Fit(self, X, y, sample_weight, groups)])):
+            raise FloatingPointError(f"The loss became {self.loss_curve_[-1]}. Lower learning_rate or sigma.")
         return self
 
     def _table(self, x: np.ndarray, y: np.ndarray, groups: np.ndarray | None) -> Table:
@@ -121,11 +137,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return kinds[self._loss_kind()]()
 
     def _stacked_method(self) -> tuple[str, dict[str, float]] | None:
-        """Return name and settings of the method for `train_stack`, or None if it needs the general loop.
-
-        The stack writes out gradients of perceptrons at single points by hand. It cannot train your own
-        modules, on other devices, on paths, or with other pairings, weightings and noise laws.
-        """
+        """Return name and settings of the method for `train_stack`, or None if it needs the general loop."""
         method, settings, sigma = self.method, dict[str, float](), self.sigma
         is_ours = self.module is None and torch.device(self.device).type == "cpu"
         if not is_ours or (method in ("noise", "elliptic") and not isinstance(sigma, float | int)):
@@ -177,9 +189,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 network = make_network(self.module, self.hidden, n_features, self.n_outputs_)
             if self.module is None:
                 sizes = [n_features, *self.hidden, self.n_outputs_]
-                network.load_state_dict(Trained(init_parameters(sizes, seed), Progress()).state_dict())
-            else:
-                check_output(network, n_features, self.n_outputs_)
+                network.load_state_dict(state_dict(init_parameters(sizes, seed)))
             networks.append(network)
         return networks
 
@@ -192,18 +202,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Return the networks, one or several."""
         return list(self.module_.networks) if isinstance(self.module_, Ensemble) else [self.module_]
 
-    def _summarise(self) -> None:
-        """Set attributes that describe the training; for several networks, means, medians and the longest."""
-        self.n_iter_ = max(one.epochs for one in self._progress)
-        self.best_iteration_ = int(np.median([one.best_epoch for one in self._progress]))
-        self.loss_curve_ = mean_curve(one.losses for one in self._progress)
-        self.validation_curve_ = mean_curve(one.validation_losses for one in self._progress)
-
     def _forward(self, scaled: np.ndarray) -> np.ndarray:
         """Compute outputs ``(networks, rows, outputs)`` for scaled rows.
 
-        Default networks are evaluated in float64, so that the output of a row does not depend on the other
-        rows of the call. Your own networks keep their number format.
+        Default networks use float64, so that the output of a row does not depend on the others of the call.
         """
         device, dtype, networks = self._place(), torch.float32, self._networks()
         is_ours = self.module is None and device.type == "cpu"
@@ -237,10 +239,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         for name in ("max_iter", "batch_size", "n_networks"):
             checks.count(name, getattr(self, name))
         if self.method in GROUP_METHODS and (groups is None or self._stacked_method() is None):
-            raise ValueError(
-                f'method="{self.method}" needs the group of each row, fit(X, y, groups=...), and trains the '
-                "default network on the CPU."
-            )
+            raise ValueError(f'method="{self.method}" needs groups in fit, and the default network.')
 
     # ---- what the classifier and the regressor define, or may
 
@@ -248,15 +247,11 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Check the user's inputs and targets."""
         raise NotImplementedError
 
-    def _begin(self, target: np.ndarray) -> None:
-        """Set the classes, or the number of targets, at the start of a training."""
+    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
+        """Convert checked targets to numbers; with ``reset`` set the classes, or the number of targets."""
         raise NotImplementedError
 
-    def _encode(self, target: np.ndarray) -> np.ndarray:
-        """Convert checked targets to numbers; raise if they are not of the kind that training began with."""
-        raise NotImplementedError
-
-    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
+    def _observe_targets(self, y: np.ndarray) -> None:
         """Compute statistics of the encoded targets of the training rows."""
         raise NotImplementedError
 
@@ -280,12 +275,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 
 class Ensemble(nn.Module):
-    """Several networks as one; its probabilities, or values, are the means of theirs.
-
-    Args:
-        networks: Networks with the same inputs and outputs.
-        kind: Kind of the outputs: ``"classes"``, ``"labels"`` or ``"real"``.
-    """
+    """Several networks as one; its probabilities, or values, are the means of theirs."""
 
     def __init__(self, networks: Iterable[nn.Module], kind: str) -> None:
         super().__init__()
@@ -321,19 +311,12 @@ def make_network(
     """Create the network of an estimator, with initial weights from torch's default stream."""
     if module is None:
         return mlp(n_features, n_outputs, hidden=tuple(hidden))
-    return copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
-
-
-def check_output(network: nn.Module, n_features: int, n_outputs: int) -> None:
-    """Raise before training if the output of a network does not fit the targets: it would be broadcast."""
-    network.eval()
+    network = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
     with torch.no_grad():
-        shape = tuple(network(torch.zeros(2, n_features)).shape)
-    if shape != (2, n_outputs):
-        raise ValueError(
-            f"module must map 2 rows to shape {(2, n_outputs)}, but returned {shape}. Change its last layer, "
-            "or pass a function (n_features, n_outputs) -> module."
-        )
+        shape = tuple(network.eval()(torch.zeros(2, n_features)).shape)
+    if shape != (2, n_outputs):  # it would be broadcast in the loss
+        raise ValueError(f"module must map 2 rows to shape {(2, n_outputs)}, but returned {shape}.")
+    return network
 
 
 def check_table(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, **options: Any) -> Any:
@@ -341,16 +324,208 @@ def check_table(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool
     dtypes = getattr(X, "dtypes", None)
     kinds = [X.dtype] if isinstance(X, np.ndarray) else [] if dtypes is None else list(dtypes)
     if any(str(kind).lower().startswith(("date", "time", "duration")) for kind in kinds):
-        raise TypeError(
-            "X holds times. Put TablePreprocessor before the estimator, or convert them to numbers."
-        )
+        raise TypeError("X holds times. Put TablePreprocessor before the estimator, or convert them.")
     return validate_data(estimator, X, y, dtype=[np.float64, np.float32], reset=reset, **options)
 
 
-def supports_partial_fit(estimator: EllipticEstimator) -> bool:
-    """Check that `partial_fit` is available, as in scikit-learn; it cannot hold rows out."""
-    if estimator._needs_held_out_rows():
-        raise AttributeError(
-            "partial_fit cannot hold rows out, so it does not support early_stopping and calibrate."
-        )
-    return True
+@dataclass(eq=False)
+class Fit:
+    """An estimator and the rows to train it on."""
+
+    estimator: EllipticEstimator
+    X: Any  # fits that pass the same object, and the same ``rows``, share its memory
+    y: Any  # targets of all its rows
+    sample_weight: Any = None
+    groups: Any = None
+    rows: np.ndarray | None = None  # to train on; None means all. Only these decide scales and bounds.
+    validation: np.ndarray | None = None  # rows that choose the epoch; None: as ``early_stopping`` says
+
+
+def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
+    """Train estimators side by side, which is much faster than one after the other for small networks.
+
+    Each is trained as its own ``fit`` would, which is the case of one. Estimators of different shapes, batch
+    sizes or losses form stacks of their own. ``callback`` is called from time to time with the finished share
+    of the work. Returns whether the training of each diverged.
+
+    Example:
+        >>> from elliptica.estimators import EllipticRegressor
+        >>> X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40.0)
+        >>> models = [EllipticRegressor(max_iter=2, method=name) for name in ("erm", "mixup")]
+        >>> fit_together([Fit(model, X, y, rows=np.arange(20)) for model in models])
+        [False, False]
+    """
+    shared: dict[Any, Any] = {}  # tables of this call, by the objects that `fits` keep alive
+    prepared = [_Prepared(fit, shared) for fit in fits]
+    stacks: dict[Any, list[_Prepared]] = {}
+    for part in prepared:
+        stacks.setdefault(part.key, []).append(part)
+    parts = []
+    for stack in stacks.values():
+        numbers = sum(math.prod(p.shape) for p in stack[0].model.module_.parameters())
+        size = max(1, _STACK_NUMBERS // numbers)
+        parts += [stack[i : i + size] for i in range(0, len(stack), size)]
+    diverged: dict[_Prepared, bool] = {}
+    for number, stack in enumerate(parts):
+
+        def tell(done: float, number: int = number) -> None:
+            if callback is not None:
+                callback((number + done) / len(parts))
+
+        progress = iter(_train(stack, tell))
+        for part in stack:
+            diverged[part] = part.finish(list(itertools.islice(progress, len(part.jobs))))
+    return [diverged[part] for part in prepared]
+
+
+class _Prepared:
+    """Checked and scaled rows of a fit, its jobs, and its networks."""
+
+    def __init__(self, fit: Fit, shared: dict[Any, Any]) -> None:
+        self.model = model = fit.estimator
+        x, target = model._check_rows(fit.X, fit.y, reset=True)
+        model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
+        self.y = model._encode(target, reset=True)
+        weight = fit.sample_weight
+        if weight is not None:
+            weight = _check_sample_weight(weight, x, dtype=np.float64, ensure_non_negative=True)
+        weight = self.weight = model._combined_weight(weight, self.y)
+        check_consistent_length(x, fit.groups)
+        groups = None if fit.groups is None else np.unique(column_or_1d(fit.groups), return_inverse=True)[1]
+        model._check_parameters(groups)
+        rows = np.arange(len(x)) if fit.rows is None else fit.rows
+        if weight is not None and (weight[rows] == 0).any():
+            rows = rows[weight[rows] > 0]
+        validation, self.held = fit.validation, None
+        if fit.validation is None and model._needs_held_out_rows():
+            rows, self.held = _hold_out(rows, self.y, model)
+            validation = self.held if model.early_stopping else None
+        model._observe_targets(self.y[rows])
+
+        def once(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+            if key not in shared:
+                shared[key] = make()
+            return shared[key]
+
+        place = (id(fit.X), id(rows), model.standardize)
+        scales = once(("scales", *place), lambda: location_and_scale(x[rows], model.standardize))
+        model.x_mean_, model.x_scale_ = scales
+        scaled, learnt = once(("inputs", *place), lambda: model._scale(x)), model._learn(self.y)
+        same = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
+        self.table: Table = once(same, lambda: model._table(scaled, learnt, groups))
+        model._set_networks(model._make_networks(x.shape[1]))
+        self.stacked = model._stacked_method()
+        method, settings = self.stacked or ("erm", {})
+        row_weight = None if weight is None else weight[rows]
+        rates = (model.learning_rate, model.weight_decay)
+        self.jobs = [
+            Job(self.table, rows, seed, model.max_iter, method, settings, *rates, validation, row_weight)
+            for seed in network_seeds(model._seed, model.n_networks)
+        ]
+        self.batch_size = min(model.batch_size, epoch_length(len(rows), row_weight))
+        shape = (x.shape[1], *model.hidden, model.n_outputs_)
+        key = (model._loss_kind(), shape, self.batch_size, model.n_iter_no_change)
+        self.key: Any = id(self) if self.stacked is None else key
+
+    def finish(self, progress: Sequence[Progress]) -> bool:
+        """Set the attributes of a trained estimator, and return whether its training diverged."""
+        self.model.n_iter_ = max(one.epochs for one in progress)
+        self.model.best_iteration_ = int(np.median([one.best_epoch for one in progress]))
+        self.model.loss_curve_ = mean_curve(one.losses for one in progress)
+        self.model.validation_curve_ = mean_curve(one.validation_losses for one in progress)
+        diverged = any(one.ended == "failed" for one in progress)
+        if self.held is not None and not diverged:
+            weight = None if self.weight is None else self.weight[self.held]
+            self.model._calibrate(self.table.x[self.held].numpy(), self.y[self.held], weight)
+        return diverged
+
+
+def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Progress]:
+    """Train the networks of some estimators, as one stack or by the general loop."""
+    model, batch_size = stack[0].model, stack[0].batch_size
+    networks = [network for part in stack for network in part.model._networks()]
+    jobs = [job for part in stack for job in part.jobs]
+    if stack[0].stacked is None:
+        return [train_module(model, n, job, batch_size) for n, job in zip(networks, jobs, strict=True)]
+    trained = train_stack(
+        jobs,
+        loss=model._loss_kind(),
+        hidden=model.hidden,
+        batch_size=batch_size,
+        patience=model.n_iter_no_change,
+        callback=callback,
+    )
+    for network, one in zip(networks, trained, strict=True):
+        network.load_state_dict(state_dict(one.parameters))
+    return [one.progress for one in trained]
+
+
+def train_module(model: EllipticEstimator, network: nn.Module, job: Job, batch_size: int) -> Progress:
+    """Train one network of any kind, step by step, by the objective of the estimator."""
+    device, table, progress = torch.device(model.device), job.table, Progress()
+    y = table.label if model._loss_kind() == "classes" else table.y
+    network.to(device)
+    objective = model._objective(network, table.x[job.rows])
+    optimizer = make_adam(
+        network.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay, decoupled=True
+    )
+    rows, noise, best = RowStream(job), stream(job.seed, "noise", 0), copy.deepcopy(network.state_dict())
+    while not progress.ended:
+        losses = []
+        objective.train()
+        with private_stream(stream_seed(job.seed, "network", progress.epochs), device):
+            for _ in range(math.ceil(rows.length / batch_size)):
+                part = rows.take(batch_size)
+                loss = objective(table.x[part].to(device), y[part].to(device), generator=noise)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        objective.eval()
+        validation = None
+        if job.validation is not None:
+            with torch.no_grad():
+                parts = torch.from_numpy(job.validation).split(_CHUNK)
+                total = sum(objective(table.x[p].to(device), y[p].to(device)).item() * len(p) for p in parts)
+                validation = total / len(job.validation)
+        mean = float(torch.stack(losses).mean())
+        if progress.end_epoch(mean, validation, job.epochs, model.n_iter_no_change):
+            best = copy.deepcopy(network.state_dict())
+    network.load_state_dict(best)
+    network.eval()
+    return progress
+
+
+def network_seeds(seed: int, n_networks: int) -> list[int]:
+    """Return the seeds of the networks of an ensemble; the first is that of a single network."""
+    return [seed, *(stream_seed(seed, "ensemble", i) for i in range(1, n_networks))]
+
+
+def location_and_scale(values: np.ndarray, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of each column; a constant column has scale 1."""
+    if not standardize:
+        return np.zeros(values.shape[1]), np.ones(values.shape[1])
+    scaler = StandardScaler().fit(values)
+    return scaler.mean_, scaler.scale_
+
+
+def _hold_out(rows: np.ndarray, y: np.ndarray, model: EllipticEstimator) -> tuple[np.ndarray, np.ndarray]:
+    """Divide rows into training and validation, with classes in proportion if possible."""
+    seed = stream_seed(model._seed, "split") % 2**32
+    split = partial(train_test_split, rows, test_size=model.validation_fraction, random_state=seed)
+    if model._loss_kind() == "classes":
+        with contextlib.suppress(ValueError):  # too few rows of a class
+            return tuple(split(stratify=y[rows]))
+    return tuple(split())
+
+
+@contextlib.contextmanager
+def private_stream(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's default stream (initial weights, dropout) temporarily, and restore it afterwards."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every accelerator
+        if cuda:  # pragma: no cover - needs a GPU
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

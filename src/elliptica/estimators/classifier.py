@@ -12,14 +12,12 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from elliptica._utils import checks
 from elliptica._utils.statistics import fit_temperature
-from elliptica.estimators.base import EllipticEstimator, check_table, pool, supports_partial_fit
-from elliptica.estimators.points import GROUP_METHODS
-from elliptica.estimators.stacked import Loss
+from elliptica.estimators.base import EllipticEstimator, check_table, pool
+from elliptica.estimators.stacked import GROUP_METHODS, Loss
 
 #: Methods for one label per row.
 _ONE_LABEL = ("smoothing", *GROUP_METHODS)
@@ -66,8 +64,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         batch_size: Rows per step; a batch may hold the end of one epoch and the start of the next.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
-        early_stopping: Hold out part of the rows, stop when their loss no longer falls, and keep the best
-            network; statistics come from the other rows. Otherwise, ``max_iter`` epochs are run.
+        early_stopping: Hold out part of the rows, stop when their loss stops falling, keep the best network.
         validation_fraction: Share of rows to hold out (stratified if possible).
         n_iter_no_change: Epochs without a lower loss before training stops.
         calibrate: ``"temperature"`` divides logits by one number, `temperature_`, fitted to held-out rows
@@ -79,25 +76,20 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             bridges, other pairings, weightings and noise laws.
         class_weight: ``"balanced"`` or a dict from class to weight; multiplies ``sample_weight``. Not for
             multilabel targets.
-        warm_start: Let `fit` resume from the last call, on data with the same columns and classes.
         random_state: Seed of the initial weights, the order of rows and the noise.
         device: Device to train on, for instance ``"cuda"``.
 
     Attributes:
         classes_: Sorted labels; column numbers for multilabel targets.
-        n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if ``X`` was a frame.
         module_: The trained network; it expects scaled rows. Several networks are one module that returns the
             logits of their mean probabilities.
         temperature_: Divisor of the logits; 1 without ``calibrate``.
-        x_mean_: Number that is subtracted from each column.
-        x_scale_: Number that each column is divided by.
-        n_iter_: Number of epochs over all calls.
+        x_mean_, x_scale_: Numbers that each column is reduced and divided by.
+        n_iter_: Number of epochs.
         loss_curve_: Mean training loss of each epoch.
         validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
         best_iteration_: Epoch whose network was kept. For several networks, this is the median, ``n_iter_``
             the largest, and curves are means.
-        n_outputs_: Number of outputs of the network.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -113,39 +105,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     smoothing: float = 0.1
     calibrate: str | None = None
 
-    _methods: ClassVar[tuple[str, ...]] = (
-        *("elliptic", "erm", "mixup", "noise", "smoothing"),
-        *GROUP_METHODS,
-    )
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> EllipticClassifier:
-        """Train the network.
-
-        Args:
-            X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
-            y: Labels, or a 2-D indicator of several labels per row.
-            sample_weight: Weight of each row, at least 0.
-            groups: Group of each row, for group methods; others ignore it.
-        """
-        return self._fit(X, y, sample_weight, groups)
-
-    @available_if(supports_partial_fit)
-    def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
-    ) -> EllipticClassifier:
-        """Train for one epoch on these rows, resuming from the last call.
-
-        The first call sets the scaling. As many calls with the same rows as epochs equal one `fit`.
-
-        Args:
-            X: Table of numbers.
-            y: Labels.
-            classes: All labels that will occur; required in the first call unless ``y`` has all of them.
-            sample_weight: Weight of each row, at least 0.
-        """
-        if self.class_weight == "balanced":
-            raise ValueError('partial_fit sees one batch at a time, so class_weight="balanced" needs fit.')
-        return self._fit(X, y, sample_weight, resumes=True, epochs=1, classes=classes)
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "noise", "smoothing", *GROUP_METHODS)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable label of each row; for multilabel targets, all labels above 0.5."""
@@ -155,11 +115,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         return np.asarray(self.classes_[outputs.argmax(axis=1)])
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Predict probabilities of the classes, in the order of ``classes_``.
+        """Predict probabilities of the classes, in the order of ``classes_``, averaged over networks.
 
-        They are the softmax of the network (for multilabel targets the sigmoid of each output), averaged over
-        several networks. Training between rows makes them less confident than ordinary training does.
-        ``calibrate="temperature"`` adjusts them to held-out rows.
+        Training between rows makes them less confident than ordinary training does, see ``calibrate``.
         """
         outputs = torch.from_numpy(self._pooled(X) / self.temperature_)
         return (outputs.sigmoid() if self._is_multilabel else outputs.softmax(1)).numpy()
@@ -179,19 +137,14 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         super()._check_parameters(groups)
         if self.calibrate is not None:
             checks.choice("calibrate", self.calibrate, ["temperature"])
-        is_one_label = (
-            self.calibrate is not None or self.method in _ONE_LABEL or self.class_weight is not None
-        )
+        is_one_label = self.calibrate or self.method in _ONE_LABEL or self.class_weight is not None
         if is_one_label and self._is_multilabel:
-            raise ValueError(
-                f'calibrate, class_weight and method="{self.method}" are for one label per row, but y holds '
-                "several. Omit them, or use sklearn.multioutput.MultiOutputClassifier."
-            )
+            raise ValueError(f'calibrate, class_weight, method="{self.method}" need one label per row.')
 
     def _needs_held_out_rows(self) -> bool:
         return self.early_stopping or self.calibrate is not None
 
-    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
+    def _observe_targets(self, y: np.ndarray) -> None:
         self.temperature_ = 1.0
 
     def _calibrate(self, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
@@ -213,26 +166,19 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
         if labels.ndim == 2 and type_of_target(labels) != "multilabel-indicator":
-            raise ValueError(
-                "A 2-D y must be an indicator of several labels (zeros and ones). For several outputs with "
-                "many classes, use sklearn.multioutput.MultiOutputClassifier."
-            )
+            raise ValueError("A 2-D y must be an indicator of several labels (zeros and ones).")
         return x, labels
 
-    def _begin(self, target: np.ndarray) -> None:
-        self._is_multilabel = target.ndim == 2
-        self.classes_ = np.arange(target.shape[1]) if self._is_multilabel else np.unique(target)
-        self.n_outputs_ = len(self.classes_)
-
-    def _encode(self, target: np.ndarray) -> np.ndarray:
+    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
         """Convert labels to class numbers, or to zeros and ones for multilabel targets."""
+        if reset:
+            self._is_multilabel = target.ndim == 2
+            self.classes_ = np.arange(target.shape[1]) if self._is_multilabel else np.unique(target)
+            self.n_outputs_ = len(self.classes_)
         if self._is_multilabel and target.ndim == 2 and target.shape[1] == self.n_outputs_:
             return np.asarray(target, dtype=np.float32)
         if self._is_multilabel or target.ndim != 1 or not np.isin(target, self.classes_).all():
-            raise ValueError(
-                f"y has other classes, or another shape, than training began with ({self.classes_}). Pass "
-                "all classes in the first call to partial_fit, or train from scratch (warm_start=False)."
-            )
+            raise ValueError(f"y must hold classes of the training, {self.classes_}, in the same shape.")
         return np.searchsorted(self.classes_, target).astype(np.int64)
 
     def _learn(self, y: np.ndarray) -> np.ndarray:

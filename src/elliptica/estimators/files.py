@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ _TRUSTED = {
     "elliptica.core.weighting": ["Girsanov", "GradientNorm", "GradientSoftmax", "Multiplicative"],
     "elliptica.estimators.classifier": ["EllipticClassifier"],
     "elliptica.estimators.regressor": ["EllipticRegressor"],
-    "elliptica.estimators.stacked": ["Progress"],
     "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
     "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
@@ -46,8 +44,8 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
     """Save a trained estimator in one file that is safe to load.
 
     The file is read back before it replaces another one, and its predictions are compared with those of the
-    estimator. It does not contain the state of the optimiser (training resumes with a new one) or the code of
-    your own ``module`` (pass it to `load` again). Categories and class labels are stored as text.
+    estimator. It does not contain the code of your own ``module`` (pass it to `load` again). Categories and
+    class labels are stored as text.
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, scikit-learn's boosted trees or linear models,
@@ -55,9 +53,6 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
             ``best_estimator_``.
         path: File to write, by convention ``something.elliptica``; an existing file is replaced.
         notes: Your own values that JSON can store, for `read_notes`; `load` ignores them.
-
-    Returns:
-        The path.
 
     Raises:
         TypeError: If the estimator holds something that a safe file cannot.
@@ -97,11 +92,7 @@ def load(path: str | Path, *, module: ModuleLike | None = None) -> Any:
         path: The file.
         module: For an estimator with its own ``module``: that module, or the function that creates it.
 
-    Returns:
-        The estimator, or the pipeline.
-
     Raises:
-        FileNotFoundError: If the file does not exist.
         ValueError: If the file has another format, or is damaged or changed.
     """
     return load_with_notes(path, module=module)[0]
@@ -131,10 +122,7 @@ def load_with_notes(path: str | Path, *, module: ModuleLike | None = None) -> tu
     except OSError:
         raise
     except Exception as error:  # a changed file can fail in any way
-        raise ValueError(
-            f"{path} is not a valid saved estimator ({type(error).__name__}: {error!s:.300}). It is another "
-            "kind of file, or it was damaged or changed; save the estimator again."
-        ) from error
+        raise ValueError(f"{path} is not a saved estimator, or was changed: {error!s:.300}") from error
 
 
 def _last(estimator: Any) -> Any:
@@ -142,10 +130,9 @@ def _last(estimator: Any) -> Any:
 
 
 def _pack(model: EllipticEstimator) -> EllipticEstimator:
-    """Return a shallow copy with weights as arrays, without networks and the state of their optimisers."""
+    """Return a shallow copy with weights as arrays, without networks."""
     packed = copy.copy(model)
     packed.device, packed.module, packed._has_module = "cpu", None, model.module is not None
-    packed._progress = [replace(progress, moments=[]) for progress in model._progress]
     packed._weights = [
         {name: value.cpu().numpy() for name, value in network.state_dict().items()}
         for network in model._networks()
@@ -170,18 +157,15 @@ def _unpack(model: EllipticEstimator, module: ModuleLike | None) -> None:
 
 
 def _check(model: Any) -> None:
-    """Raise for numbers with which a model predicts nonsense, or reads beyond its arrays."""
+    """Raise for a model that predicts no numbers, or reads beyond its arrays."""
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
-        for name, value in vars(part).items() if part is not None else ():
-            values = np.asarray(value) if isinstance(value, np.ndarray | float) else np.zeros(0)
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise ValueError(f"{name} is NaN or infinite")
-            if name in ("x_scale_", "y_scale_", "scale_", "temperature_") and not (values > 0).all():
-                raise ValueError(f"{name} is not above zero")
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
             _check_tree(tree.nodes, part.n_features_in_)
-    if hasattr(model, "y_min_") and (model.y_min_ > model.y_max_).any():
-        raise ValueError("y_min_ is above y_max_")
+    if not np.all(getattr(model, "y_min_", 0.0) <= getattr(model, "y_max_", 0.0)):
+        raise ValueError("the bounds of the targets are crossed")
+    scales = [getattr(model, name, 1.0) for name in ("x_scale_", "y_scale_", "temperature_")]
+    if not all(np.all(np.asarray(scale) > 0) for scale in scales):
+        raise ValueError("a scale is not positive")
     if not np.isfinite(_answers(model, _probe(model))).all():
         raise ValueError("predictions are NaN or infinite")
 

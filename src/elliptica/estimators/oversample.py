@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ Task = Literal["auto", "classification", "regression"]
 _FEW_VALUES = 20
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Add rows on Brownian bridges until rare classes, or rare targets, are as frequent as others.
 
@@ -29,13 +31,11 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     deviation ``sigma * sqrt(u (1 - u))`` times that of each column of ``X``. ``sigma=0`` is SMOTE. The class
     has imbalanced-learn's ``fit_resample`` and works in its pipelines, which resample only in training.
 
-    For regression, the range of the target is divided into ``n_bins`` bins of equal width. A nonempty bin
-    with fewer rows than the mean of the nonempty bins is filled up to that mean, with bridges within the bin
-    that include the target; new targets stay within the range of all targets.
+    For regression, the range of the target is divided into ``n_bins`` bins of equal width. A bin with fewer
+    rows than the mean of the nonempty bins is filled up to that, with bridges that include the target.
 
-    Distances are Euclidean in the units of ``X``: scale the columns first. The only row of a class or bin is
-    both ends of its bridges. Do not use it on validation data, nor on columns in which a value between two
-    values has no meaning.
+    Distances are in the units of ``X``: scale the columns first. The only row of a class is both ends of its
+    bridges. Do not use it on columns in which a value between two values has no meaning.
 
     Args:
         sampling_strategy: For classes, as in imbalanced-learn. ``"auto"`` brings every class to the size of
@@ -50,7 +50,6 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     Attributes:
         sampling_strategy_: Number of new rows for each class, or for each bin.
-        n_features_in_: Number of columns.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(30, 2))
@@ -58,37 +57,17 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         >>> X_more, y_more = BridgeOverSampler(random_state=0).fit_resample(X, y)
         >>> np.unique(y_more, return_counts=True)[1]
         array([25, 25])
-        >>> bool((X_more[:30] == X).all())
-        True
     """
 
-    def __init__(
-        self,
-        *,
-        sampling_strategy: str | float | Mapping[Any, int] = "auto",
-        sigma: float = 0.1,
-        k_neighbors: int = 5,
-        n_bins: int = 10,
-        task: Task = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.sampling_strategy = sampling_strategy
-        self.sigma = sigma
-        self.k_neighbors = k_neighbors
-        self.n_bins = n_bins
-        self.task = task
-        self.random_state = random_state
+    sampling_strategy: str | float | Mapping[Any, int] = "auto"
+    sigma: float = 0.1
+    k_neighbors: int = 5
+    n_bins: int = 10
+    task: Task = "auto"
+    random_state: int | np.random.RandomState | None = None
 
     def fit_resample(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return the rows unchanged, followed by new ones, class by class or bin by bin.
-
-        Args:
-            X: Table of finite numbers: array or frame of pandas or polars.
-            y: Labels or real targets, one per row.
-
-        Returns:
-            ``X`` and ``y`` with more rows; frames for frames and series for series, with floating columns.
-        """
+        """Return ``X`` and ``y`` followed by new rows; frames for frames, with floating columns."""
         checks.nonnegative("sigma", self.sigma)
         checks.choice("task", self.task, get_args(Task))
         x, target = check_table(self, X, y, reset=True)

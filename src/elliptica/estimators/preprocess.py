@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -30,6 +31,7 @@ _MARGIN = 2.0
 _MOST_TEXTS, _MOST_PARTS = 10_000, 4_000
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Convert a pandas or polars frame, or an array, to numbers for an estimator.
 
@@ -60,8 +62,6 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     Attributes:
         kinds_: Kind of each column.
-        n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if ``X`` was a frame.
 
     Example:
         >>> frame = pl.DataFrame({"age": [20, None, 40], "town": ["A", "B", "A"]})
@@ -74,20 +74,11 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         ['age', 'missingindicator_age', 'town_A', 'town_B']
     """
 
-    def __init__(
-        self,
-        *,
-        min_frequency: int = 5,
-        max_categories: int = 50,
-        kinds: Mapping[str, Kind] | None = None,
-        scale: Literal["standard", "robust"] = "standard",
-        n_components: int = 10,
-    ) -> None:
-        self.min_frequency = min_frequency
-        self.max_categories = max_categories
-        self.kinds = kinds
-        self.scale = scale
-        self.n_components = n_components
+    min_frequency: int = 5
+    max_categories: int = 50
+    kinds: Mapping[str, Kind] | None = None
+    scale: Literal["standard", "robust"] = "standard"
+    n_components: int = 10
 
     def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
         """Learn kinds of columns, medians, categories, scales and parts of words; ``y`` is ignored."""
@@ -99,22 +90,17 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             checks.choice("kinds", kind, get_args(Kind))
         checks.choice("scale", self.scale, ("standard", "robust"))
         self.kinds_: list[Kind] = [kinds.get(column.name) or self._kind(column) for column in columns]
-        self.encoders_ = [
-            self._encoder(kind).fit(read_column(column, kind))
-            for kind, column in zip(self.kinds_, columns, strict=True)
-        ]
+        pairs = zip(self.kinds_, columns, strict=True)
+        self.encoders_ = [self._encoder(kind).fit(read_column(column, kind)) for kind, column in pairs]
         return self
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the columns as numbers, in the order of ``X``; raise if they differ from training."""
         check_is_fitted(self, "encoders_")
         columns = self._columns(X, reset=False)
-        return np.hstack(
-            [
-                np.asarray(encoder.transform(read_column(column, kind)), dtype=np.float64)
-                for column, kind, encoder in zip(columns, self.kinds_, self.encoders_, strict=True)
-            ]
-        )
+        parts = zip(columns, self.kinds_, self.encoders_, strict=True)
+        numbers = [encoder.transform(read_column(column, kind)) for column, kind, encoder in parts]
+        return np.hstack(numbers, dtype=np.float64)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the columns of `transform`."""
@@ -124,7 +110,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return np.asarray([name for part in parts for name in part], dtype=object)
 
     def probe(self) -> pl.DataFrame:
-        """Return a few rows of each kind, known and unknown, on which two preprocessors can be compared."""
+        """Return 60 rows of each kind, known and unknown, on which two preprocessors can be compared."""
         values: dict[str, list[Any]] = {
             "number": [-1.5, 0.0, 1e3, None],
             "date": [datetime(2020, 2, 29, 12), datetime(1990, 1, 1), datetime(2033, 7, 8, 9), None],
@@ -132,11 +118,11 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             "text": ["some words of text", "more of these words", "", None],
         }
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
-        columns = []
-        for kind, encoder in zip(self.kinds_, self.encoders_, strict=True):
-            known = encoder.categories_[0].tolist()[:60] if kind == "category" else []
-            columns.append([*values[kind], *known, *[None] * (60 - len(known))])
-        return pl.DataFrame({str(n): pl.Series(c, strict=False) for n, c in zip(names, columns, strict=True)})
+        frame = {}
+        for name, kind, encoder in zip(names, self.kinds_, self.encoders_, strict=True):
+            known = encoder.categories_[0].tolist() if kind == "category" else []
+            frame[str(name)] = pl.Series((values[kind] + known + [None] * 60)[:60], strict=False)
+        return pl.DataFrame(frame)
 
     def _columns(self, X: Any, reset: bool) -> Iterator[pl.Series]:
         """Check names and number of columns, and yield them."""
@@ -178,9 +164,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.string = True
-        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
         tags.transformer_tags.preserves_dtype = ["float64"]
         return tags
 
@@ -202,8 +186,7 @@ def as_series(name: str, values: Any) -> pl.Series:
         series = _as_text(series).cast(pl.Categorical) if is_category else series
     if series.dtype.is_nested() or series.dtype in (pl.Object, pl.Binary, pl.Time):
         raise TypeError(
-            f"Column {name!r} holds {series.dtype}, but every argument must be a string or a number (or a "
-            "date). Convert the column, or drop it."
+            f"Column {name!r} holds {series.dtype}, but must be a string or a number (or a date)."
         )
     return series
 
@@ -217,9 +200,6 @@ def read_column(column: pl.Series, kind: Kind) -> np.ndarray:
     """Read a column of a known kind as float64 with NaN for gaps, or as strings, ``(rows, 1)``.
 
     Booleans are 0 and 1, durations are days, dates are days since 1970.
-
-    Raises:
-        ValueError: If the column does not hold values of its kind.
     """
     dtype = column.dtype
     if kind in ("category", "text"):
@@ -228,9 +208,7 @@ def read_column(column: pl.Series, kind: Kind) -> np.ndarray:
     is_date = dtype.is_temporal() and dtype != pl.Duration
     fits = is_date if kind == "date" else (dtype.is_numeric() or dtype.is_temporal() or dtype == pl.Boolean)
     if not fits and column.null_count() < len(column):
-        raise ValueError(
-            f"Column {column.name!r} held {kind}s in training, but now holds {dtype}. Convert it."
-        )
+        raise ValueError(f"Column {column.name!r} held {kind}s in training, but now {dtype}. Convert it.")
     if is_date:
         column = column.cast(pl.Datetime("us")).cast(pl.Int64) / 8.64e10
     elif dtype == pl.Duration:
@@ -253,6 +231,7 @@ def is_free_text(values: Sequence[str], n_words: float = 3.0) -> bool:
     return sum(len(text.split()) for text in some) >= n_words * max(1, len(some))
 
 
+@dataclass(eq=False, repr=False)
 class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Bound numbers as learnt on the training rows, if ``active``.
 
@@ -260,8 +239,7 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     range if the quartiles are equal, so that one outlier among zeros would decide.
     """
 
-    def __init__(self, active: bool = True) -> None:
-        self.active = active
+    active: bool = True
 
     def fit(self, X: np.ndarray, y: Any = None) -> Bounds:
         """Learn the bounds."""
@@ -290,11 +268,11 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(input_features, dtype=object)
 
 
+@dataclass(eq=False, repr=False)
 class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Encode dates (in days since 1970) as numbers and as seasons."""
 
-    def __init__(self, bounded: bool = True) -> None:
-        self.bounded = bounded
+    bounded: bool = True
 
     def fit(self, X: np.ndarray, y: Any = None) -> Dates:
         """Learn bounds, the median, which replaces gaps, and the finest unit that differs."""
@@ -313,10 +291,8 @@ class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def get_feature_names_out(self, input_features: Any) -> list[str]:
         """Return the names of the columns."""
-        return [
-            *self.days_.get_feature_names_out(input_features),
-            *self._seasons(input_features[0]).all_outputs_,
-        ]
+        seasons = self._seasons(input_features[0]).all_outputs_
+        return [*self.days_.get_feature_names_out(input_features), *seasons]
 
     def _seasons(self, name: str) -> Any:
         """Return skrub's encoder; imported only if needed, because that takes seconds."""
@@ -332,15 +308,12 @@ class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return encoder.fit(pl.Series(name, np.array(["2000-01-01T01"], dtype="datetime64[us]")))
 
 
+@dataclass(eq=False, repr=False)
 class TextDirections(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Encode free text as its main directions among parts of words, as skrub's ``StringEncoder`` does.
+    """Encode free text by directions among parts of words: skrub's ``StringEncoder`` without rare parts."""
 
-    skrub keeps every part of every word, several megabytes in a file. Here, rare parts are dropped.
-    """
-
-    def __init__(self, n_components: int = 10, min_frequency: int = 5) -> None:
-        self.n_components = n_components
-        self.min_frequency = min_frequency
+    n_components: int = 10
+    min_frequency: int = 5
 
     def fit(self, X: np.ndarray, y: Any = None) -> TextDirections:
         """Learn parts of words and their directions."""

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import column_or_1d
-from sklearn.utils.metaestimators import available_if
 
 from elliptica._utils import checks
-from elliptica.estimators.base import EllipticEstimator, check_table, supports_partial_fit
-from elliptica.estimators.fit import location_and_scale
+from elliptica.estimators.base import EllipticEstimator, check_table, location_and_scale
 from elliptica.estimators.stacked import Loss
 
 _LARGEST_EXPONENT = 700.0  # exp overflows above this
@@ -26,11 +24,9 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     bridges between the rows, targets included, instead of the rows alone. ``method`` switches to ordinary
     training, mixup or C-Mixup, so that one grid compares them. ``y`` may have several columns.
 
-    Predictions stay within the range of the training targets (``bounded=True``). A solution of the elliptic
-    equation obeys this maximum principle, but a network does not: far from the rows, its outputs grow without
-    limit. Training is unchanged; only predictions outside the range are clipped. Switch it off if targets of
-    new rows can leave that range, for instance a quantity that grows with time. There, a bound keeps
-    predictions too small, however good the network is.
+    Predictions are clipped to the range of the training targets (``bounded=True``): a solution of the
+    elliptic equation obeys this maximum principle, but a network grows without limit far from the rows.
+    Switch it off if targets of new rows can leave that range, for instance a quantity that grows with time.
 
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 
@@ -53,13 +49,11 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         **others: As in `EllipticClassifier`: ``hidden``, ``sigma``, ``sampling``, ``n_times``, ``n_bridges``,
             ``pairing``, ``weighting``, ``eta``, ``max_iter``, ``batch_size``, ``learning_rate``,
             ``weight_decay``, ``early_stopping``, ``validation_fraction``, ``n_iter_no_change``,
-            ``warm_start``, ``random_state`` and ``device``.
+            ``random_state`` and ``device``.
 
     Attributes:
-        y_mean_: Number that is subtracted from each target (or its logarithm, if that is learnt).
-        y_scale_: Number that each target is divided by.
-        y_min_: Smallest target among the training rows.
-        y_max_: Largest target among the training rows.
+        y_mean_, y_scale_: Numbers that each target (or its logarithm) is reduced and divided by.
+        y_min_, y_max_: Smallest and largest target among the training rows.
         n_outputs_: Number of targets. Other attributes are those of `EllipticClassifier`.
 
     Example:
@@ -76,34 +70,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     bounded: bool = True
     target_transform: str | None = None
 
-    _methods: ClassVar[tuple[str, ...]] = (
-        *("elliptic", "erm", "mixup", "c-mixup", "noise"),
-        *("balanced", "groupdro"),
-    )
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> EllipticRegressor:
-        """Train the network.
-
-        Args:
-            X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
-            y: Targets, one or several columns.
-            sample_weight: Weight of each row, at least 0.
-            groups: Group of each row, for group methods; others ignore it.
-        """
-        return self._fit(X, y, sample_weight, groups)
-
-    @available_if(supports_partial_fit)
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> EllipticRegressor:
-        """Train for one epoch on these rows, resuming from the last call.
-
-        The first call sets the scaling. As many calls with the same rows as epochs equal one `fit`.
-
-        Args:
-            X: Table of numbers.
-            y: Targets.
-            sample_weight: Weight of each row, at least 0.
-        """
-        return self._fit(X, y, sample_weight, resumes=True, epochs=1)
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "c-mixup", "noise", "balanced", "groupdro")
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""
@@ -118,16 +85,12 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             raise TypeError(f"y must hold numbers, but holds {target.dtype.name}. Convert them first.")
         return x, np.asarray(target, dtype=np.float64)
 
-    def _begin(self, target: np.ndarray) -> None:
-        self._single_target, self.n_outputs_ = target.ndim == 1, target[0].size
-
-    def _encode(self, target: np.ndarray) -> np.ndarray:
+    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
         table = target.reshape(len(target), -1)
-        if (target.ndim == 1, table.shape[1]) != (self._single_target, self.n_outputs_):
-            raise ValueError(
-                f"y must have {self.n_outputs_} columns as before, but has shape {target.shape}. Train from "
-                "scratch (warm_start=False)."
-            )
+        if reset:
+            self._single_target, self.n_outputs_ = target.ndim == 1, table.shape[1]
+        if table.shape[1] != self.n_outputs_:
+            raise ValueError(f"y has {table.shape[1]} columns, but training had {self.n_outputs_}.")
         return table
 
     def _check_parameters(self, groups: np.ndarray | None) -> None:
@@ -135,12 +98,9 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         if self.target_transform is not None:
             checks.choice("target_transform", self.target_transform, ["log"])
 
-    def _observe_targets(self, y: np.ndarray, resumes: bool) -> None:
-        seen = np.concatenate([self.y_min_[None], self.y_max_[None], y]) if resumes else y
-        self.y_min_: np.ndarray = seen.min(axis=0)
-        self.y_max_: np.ndarray = seen.max(axis=0)
-        if not resumes:
-            self.y_mean_, self.y_scale_ = location_and_scale(self._transform(y), self.standardize)
+    def _observe_targets(self, y: np.ndarray) -> None:
+        self.y_min_, self.y_max_ = y.min(axis=0), y.max(axis=0)
+        self.y_mean_, self.y_scale_ = location_and_scale(self._transform(y), self.standardize)
 
     def _learn(self, y: np.ndarray) -> np.ndarray:
         return ((self._transform(y) - self.y_mean_) / self.y_scale_).astype(np.float32)

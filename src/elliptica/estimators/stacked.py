@@ -1,61 +1,103 @@
 """Train many perceptrons of one shape at once, each with its own rows, seed, method and settings.
 
 A step of a small network spends most of its time outside the arithmetic. Here, one product serves a block of
-networks, points are drawn for several steps at once (`points`), and gradients are written out by hand. That
-is possible because every method is a mixture of two rows, noise, and a weight per row.
+networks, points are drawn for several steps at once, and gradients are written out by hand: autograd needs
+1.3 to 3.8 times as long. That is possible because every method is a mixture of two rows, noise, and a weight
+per row. A network has generators of its own for the order of its rows and for everything else, so its draws
+do not depend on its neighbours, and methods with one seed see the same rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from elliptica._utils.random import stream
-from elliptica.estimators.points import ROWS_AT_ONCE, Drawer, Job, RowStream, Table, draw_points, places_of
+from elliptica.baselines.groups import draw_shares
+from elliptica.core.bridge import unit_spread
 
 Loss = Literal["classes", "labels", "real"]
 
-_BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # usual values of Adam
-_SLOPE = 0.1  # of the leaky ReLU of `mlp`
-_EVALUATED = 1024  # rows that are validated at once
+#: Settings of each method with their defaults.
+METHODS: dict[str, dict[str, float]] = {
+    "erm": {},
+    "noise": {"sigma": 0.1},
+    "smoothing": {"smoothing": 0.1},
+    "mixup": {"alpha": 1.0},
+    "c-mixup": {"alpha": 2.0, "bandwidth": 1.0},
+    "elliptic": {"sigma": 0.1, "sigma_y": 0.0, "n_times": 5},
+    "elliptic-weighted": {"sigma": 0.1, "sigma_y": 0.0, "n_times": 5, "xi": 1.0},
+    "groupdro": {"eta": 0.01},
+    "lisa": {"alpha": 2.0, "selection": 0.5},
+    "balanced": {},
+}
+#: Methods that use the groups of the rows.
+GROUP_METHODS = ("groupdro", "lisa", "balanced")
+_BRIDGES = ("elliptic", "elliptic-weighted")
+_MIXING = (*_BRIDGES, "mixup", "c-mixup", "lisa")
+
+#: An epoch draws at most this many times the number of rows, however large the sample weights.
+LONGEST_EPOCH = 10
+#: Rows that a network draws at once, unless a batch has more.
+ROWS_AT_ONCE = 256
+#: Maximum number of rows of the batch among which C-Mixup and LISA choose a partner.
+CANDIDATES = 64
 #: Up to this many multiply-adds per training step, one torch thread is faster than several.
 SMALL_STEP = 2**25
+_BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
+_SLOPE = 0.1  # of the leaky ReLU of `mlp`
+_EVALUATED = 1024  # rows that are validated at once
+
+
+class Table(NamedTuple):
+    """Rows in the form that networks see: scaled inputs, and targets as numbers."""
+
+    x: Tensor  # float32 ``(rows, features)``
+    y: Tensor  # one-hot labels, zeros and ones, or scaled real targets, float32 ``(rows, outputs)``
+    label: Tensor  # class numbers; zeros if targets are not classes
+    group: Tensor  # numbers of the groups; zeros if there are none
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One network to train."""
+
+    table: Table  # jobs of one call may share tables
+    rows: np.ndarray  # row numbers that it is trained on
+    seed: int  # of initial weights, order of rows and noise
+    epochs: int
+    method: str = "erm"  # one of `METHODS`
+    settings: Mapping[str, float] = field(default_factory=dict)  # those that differ from `METHODS`
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    validation: np.ndarray | None = None  # rows whose loss chooses the epoch; None keeps the last one
+    weight: np.ndarray | None = None  # expected frequency of each row in an epoch; None means once
+
+    def setting(self, name: str) -> float:
+        """Return the value of a setting, its default, or 0 if the method has none of this name."""
+        return float(self.settings.get(name, METHODS[self.method].get(name, 0.0)))
 
 
 @dataclass(eq=False)
 class Progress:
-    """The training of one network, so far.
-
-    Attributes:
-        epochs: Number of epochs.
-        best_epoch: Epoch whose weights are kept, from 1: that of the least validation loss, or the last.
-        losses: Mean loss of each epoch, at the drawn points and without row weights.
-        validation_losses: Validation loss after each epoch; empty without validation rows.
-        ended: Why training stopped: ``"length"``, ``"patience"``, or ``"failed"`` if the loss was not finite.
-            The best weights before that are kept, or the initial ones.
-        steps: Number of steps of the optimiser.
-        moments: Its state, for resuming.
-    """
+    """The training of one network, so far."""
 
     epochs: int = 0
-    best_epoch: int = 0
-    losses: list[float] = field(default_factory=list)
+    best_epoch: int = 0  # whose weights are kept, from 1: that of the least validation loss, or the last
+    losses: list[float] = field(default_factory=list)  # mean of each epoch at the points, without row weights
     validation_losses: list[float] = field(default_factory=list)
-    ended: str = ""
-    steps: int = 0
-    moments: list[Tensor] = field(default_factory=list)
+    ended: str = ""  # "length", "patience", or "failed" if the loss was not finite
 
-    def end_epoch(self, loss: float, validation: float | None) -> bool:
-        """Record an epoch; return whether its weights are the best so far."""
+    def end_epoch(self, loss: float, validation: float | None, length: int, patience: int | None) -> bool:
+        """Record an epoch, decide whether training ends, and return whether its weights are the best."""
         self.epochs += 1
         self.losses.append(loss)
         least = min(self.validation_losses, default=math.inf)
@@ -63,39 +105,21 @@ class Progress:
             self.validation_losses.append(validation)
         if not math.isfinite(loss) or not math.isfinite(validation or 0.0):
             self.ended = "failed"
-        elif validation is None or validation < least:
+            return False
+        if validation is None or validation < least:
             self.best_epoch = self.epochs
-            return True
-        return False
-
-    def check_end(self, last_epoch: int, patience: int | None) -> None:
-        """Decide whether training ends after an epoch; without validation rows only its length counts."""
-        if self.ended:
-            return
-        if self.epochs >= last_epoch:
+        if self.epochs >= length:
             self.ended = "length"
-        elif patience is not None and self.validation_losses:
-            self.ended = "patience" if self.epochs - self.best_epoch >= patience else ""
+        elif patience is not None and self.epochs - self.best_epoch >= patience:
+            self.ended = "patience"
+        return self.best_epoch == self.epochs
 
 
-@dataclass(eq=False)
-class Trained:
+class Trained(NamedTuple):
     """A trained perceptron: weights ``(inputs, outputs)`` of each layer, then biases, and its progress."""
 
     parameters: list[Tensor]
     progress: Progress
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights, for a perceptron of `elliptica._utils.perceptron.mlp`."""
-        n = len(self.parameters) // 2
-        state = {f"{2 * i}.weight": weight.T.contiguous() for i, weight in enumerate(self.parameters[:n])}
-        return state | {f"{2 * i}.bias": bias for i, bias in enumerate(self.parameters[n:])}
-
-    @staticmethod
-    def parameters_of(module: nn.Module) -> list[Tensor]:
-        """Invert `state_dict` for a perceptron."""
-        linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-        return [layer.weight.detach().T for layer in linear] + [layer.bias.detach() for layer in linear]
 
 
 def train_stack(
@@ -105,16 +129,15 @@ def train_stack(
     hidden: Sequence[int] = (128, 128),
     batch_size: int = 32,
     patience: int | None = 10,
-    starts: Sequence[Trained] | None = None,
     callback: Callable[[float], None] | None = None,
 ) -> list[Trained]:
-    """Train one perceptron for each job, all of them side by side.
+    """Train one perceptron for each job, all of them side by side, by AdamW.
 
-    Every step takes the next ``batch_size`` rows of a network's order. An epoch has as many steps as batches
-    are needed for its rows. The optimiser is AdamW. Differences from the objectives of
-    `elliptica.baselines`: the partner of mixup and of elliptic training is the next row of the batch; C-Mixup
-    and LISA choose among `elliptica.estimators.points.CANDIDATES` rows of it. ``"groupdro"`` and
-    ``"balanced"`` draw every group equally often, ``"lisa"`` every combination of class and group.
+    Every step takes the next ``batch_size`` rows of a network's order; an epoch has as many steps as batches
+    are needed for its rows. Differences from the objectives of `elliptica.baselines`: the partner of mixup
+    and of elliptic training is the next row of the batch; C-Mixup and LISA choose among `CANDIDATES` rows of
+    it. ``"groupdro"`` and ``"balanced"`` draw every group equally often, ``"lisa"`` every combination of
+    class and group. A network that fails keeps the best weights before that, or the initial ones.
 
     Args:
         jobs: Networks to train; their tables have the same numbers of features and outputs.
@@ -122,11 +145,7 @@ def train_stack(
         hidden: Units of the hidden layers.
         batch_size: Rows per step, for all networks. A network with fewer rows sees some of them twice.
         patience: Epochs without a better validation loss after which a network stops; None means no limit.
-        starts: Earlier results to resume from, one for each job.
         callback: Called from time to time with the finished share of the work.
-
-    Returns:
-        The networks, aligned with ``jobs``.
 
     Example:
         >>> table = Table(torch.randn(60, 3), torch.randn(60, 1), *torch.zeros(2, 60, dtype=torch.long))
@@ -142,12 +161,8 @@ def train_stack(
         table = first if len(tables) == 1 else Table(*map(torch.cat, zip(*tables, strict=True)))
         ends = torch.tensor([0, *(len(part.x) for part in tables)]).cumsum(0).tolist()
         offsets = {id(part): end for part, end in zip(tables, ends, strict=False)}
-        networks = [
-            _Network(job, offsets[id(job.table)], sizes, batch_size, None if starts is None else starts[i])
-            for i, job in enumerate(jobs)
-        ]
-        stack = _Stack(networks, table, sizes, batch_size, loss, patience)
-        stack.train(callback)
+        networks = [_Network(job, offsets[id(job.table)], sizes, batch_size) for job in jobs]
+        _Stack(networks, table, sizes, loss, patience).train(callback)
     return [Trained(network.best, network.progress) for network in networks]
 
 
@@ -158,68 +173,233 @@ def init_parameters(sizes: Sequence[int], seed: int) -> list[Tensor]:
     return weights + [torch.rand(b, generator=generator).mul_(2).sub_(1) / math.sqrt(a) for a, b in shapes]
 
 
+def state_dict(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return weights and biases in the form of a perceptron of `elliptica._utils.perceptron.mlp`."""
+    n = len(parameters) // 2
+    state = {f"{2 * i}.weight": weight.T.contiguous() for i, weight in enumerate(parameters[:n])}
+    return state | {f"{2 * i}.bias": bias for i, bias in enumerate(parameters[n:])}
+
+
+def epoch_length(n_rows: int, weight: np.ndarray | None) -> int:
+    """Return the number of rows of an epoch: the sum of weights, or the number of rows, within limits."""
+    total = n_rows if weight is None else float(weight.sum())
+    return round(min(max(total, n_rows), LONGEST_EPOCH * n_rows))
+
+
+def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:
+    """Draw the row numbers of one epoch in random order: each once, or as often as its weight says.
+
+    The sum of weights is divided into pieces of equal length, all shifted by one random number, and the row
+    at the start of each piece is taken: a weight of 2 gives two copies, and one of 1.5 one or two.
+    """
+    length = epoch_length(n_rows, weight)
+    order = torch.randperm(length, generator=generator)
+    if weight is None:
+        return order
+    cumulative = np.cumsum(weight, dtype=np.float64)
+    shift = float(torch.rand(1, generator=generator, dtype=torch.float64))
+    # systematic sampling: one uniform shift for all pieces has less variance than independent draws
+    places = (shift + np.arange(length)) * (cumulative[-1] / length)
+    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)  # rounding
+    return torch.from_numpy(chosen)[order]
+
+
+class RowStream:
+    """The rows of a network in one random order after another, balanced if its method requires it."""
+
+    def __init__(self, job: Job, offset: int = 0) -> None:
+        self.seed, self.number = job.seed, 0
+        self.rows = torch.as_tensor(job.rows, dtype=torch.long)
+        self.weight = None if job.weight is None else np.asarray(job.weight, dtype=np.float64)
+        if job.method in GROUP_METHODS:
+            self._balance(job)
+        self.rows = self.rows + offset  # not in place: the array is the job's
+        self.length = epoch_length(len(self.rows), self.weight)
+        self.queue = self.rows[:0]
+
+    def _balance(self, job: Job) -> None:
+        """Give each group, or each class within a group, the same total weight.
+
+        Rows of a group become neighbours, so `draw_epoch` draws each group equally often up to one.
+        """
+        part = job.table.group[self.rows]
+        if job.method == "lisa":
+            part = part + (int(part.max()) + 1) * job.table.label[self.rows]
+        order = part.argsort(stable=True)
+        ordered = part[order].numpy()
+        weight = np.ones(len(order)) if self.weight is None else self.weight[order.numpy()]
+        weight = weight / np.bincount(ordered, weights=weight).clip(1e-38)[ordered]
+        self.rows, self.weight = self.rows[order], weight * (len(order) / weight.sum())
+
+    def take(self, count: int) -> Tensor:
+        """Return the next row numbers; a batch may hold the end of one order and the start of the next."""
+        while len(self.queue) < count:
+            order = draw_epoch(len(self.rows), self.weight, stream(self.seed, "order", self.number))
+            self.queue = torch.cat([self.queue, self.rows[order]])
+            self.number += 1
+        taken, self.queue = self.queue[:count], self.queue[count:]
+        return taken
+
+
+class Points(NamedTuple):
+    """Training points of one network, or of several, for a few steps: (network,) step, row of the batch."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    partners: Tensor
+    s: Tensor  # share of the partner
+
+
+class Drawer:
+    """Draw the points of one network; ``offset`` is the place of its table among all rows."""
+
+    def __init__(self, job: Job, offset: int = 0) -> None:
+        self.job, self.rows, self.generator = job, RowStream(job, offset), stream(job.seed, "noise", 0)
+
+    def draw(self, table: Table, batch_size: int, steps: int) -> Points:
+        """Draw the points of the next steps."""
+        rows = self.rows.take(steps * batch_size).view(steps, batch_size)
+        partners, s, spread = rows, torch.zeros(rows.shape), torch.ones(rows.shape)
+        if self.job.method in _MIXING:
+            partners, s = self._partners(table, rows)
+            x, y = (_mix(values, rows, partners, s) for values in (table.x, table.y))
+        else:
+            x, y = table.x[rows], table.y[rows]
+        if self.job.method in _BRIDGES:
+            # a bridge has variance s (1 - s) at time s; the other methods add noise of constant size
+            spread = unit_spread(s)
+        for points, sigma in ((x, self.job.setting("sigma")), (y, self.job.setting("sigma_y"))):
+            if sigma > 0:
+                noise = torch.empty_like(points).normal_(generator=self.generator)
+                points.addcmul_(noise, (sigma * spread).unsqueeze(-1))
+        if part := self.job.setting("smoothing"):
+            y.mul_(1 - part).add_(part / y.shape[-1])
+        return Points(x, y, rows, partners, s)
+
+    def _partners(self, table: Table, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the partner of each row, and its share."""
+        job, generator, (steps, batch_size) = self.job, self.generator, rows.shape
+        after = rows.roll(-1, 1)  # rows are in random order, so the next one is random
+        if job.method in _BRIDGES:
+            u = torch.rand(steps, 1, generator=generator)
+            return after, tent_times(u, job.setting("n_times"), batch_size)
+        is_lisa = job.method == "lisa"
+        if is_lisa:
+            within_label = torch.rand(steps, 1, generator=generator) < job.setting("selection")
+        count = steps * batch_size if is_lisa else steps
+        shares = draw_shares(job.setting("alpha"), count, rows.device, generator)
+        s = (1 - shares).view(steps, -1).expand(rows.shape)
+        if job.method == "mixup":
+            return after, s
+        u = torch.rand(rows.shape, generator=generator)
+        if not is_lisa:
+            return kernel_partners(rows, table.y, job.setting("bandwidth"), u), s
+        partners, is_alone = lisa_partners(rows, table.label, table.group, within_label, u)
+        return partners, s.masked_fill(is_alone, 0.0)  # a row without a partner stays as it is
+
+
+def _mix(values: Tensor, rows: Tensor, partners: Tensor, s: Tensor) -> Tensor:
+    """Mix rows with their partners to points ``(*rows, column)``, in one pass over the table."""
+    pairs = torch.stack([rows, partners], -1).view(-1, 2)
+    shares = torch.stack([1 - s, s], -1).view(-1, 2)
+    mixed = nn.functional.embedding_bag(pairs, values, per_sample_weights=shares, mode="sum")
+    return mixed.view(*rows.shape, values.shape[1])
+
+
+def tent_times(offset: Tensor, n_times: float, batch_size: int) -> Tensor:
+    """Draw times of a batch on a grid of ``n_times`` points, both ends included.
+
+    They follow the place of a row: from the last time to the first and back, as `elliptica.core.bridge.tent`
+    does for a cycle of partners. ``offset`` are uniform numbers on [0, 1), one per batch, ``(..., 1)``.
+    """
+    u = offset.add(torch.arange(batch_size)).mul_(2 / batch_size).sub_(1).abs_()
+    return u.mul(n_times).floor_().clamp_max_(n_times - 1).div_(n_times - 1)  # u may be 1
+
+
+def kernel_partners(rows: Tensor, targets: Tensor, bandwidth: float, u: Tensor) -> Tensor:
+    """Choose partners by C-Mixup's Gaussian kernel of targets, among a row and those after it."""
+    places = _candidates(rows.shape[-1], 0)
+    values = targets[rows]
+    apart = (values.unsqueeze(-2) - values[..., places, :]).square_().sum(-1)
+    weights = apart.mul_(-0.5 / bandwidth**2).exp_()
+    return rows.gather(-1, _pick(places, weights, u))
+
+
+def lisa_partners(
+    rows: Tensor, label: Tensor, group: Tensor, within_label: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Choose partners of the same class and another group, or the reverse; also tell rows without any."""
+    places = _candidates(rows.shape[-1], 1)
+    same_label, same_group = (part.unsqueeze(-1) == part[..., places] for part in (label[rows], group[rows]))
+    within = within_label.unsqueeze(-1)
+    allowed = torch.where(within, same_label & ~same_group, same_group & ~same_label)
+    return rows.gather(-1, _pick(places, allowed.float(), u)), ~allowed.any(-1)
+
+
+def _candidates(batch_size: int, first: int) -> Tensor:
+    """Return the places ``(row, candidate)`` in the batch after each row, at most `CANDIDATES`."""
+    count = max(1, min(CANDIDATES, batch_size - first))
+    return (torch.arange(batch_size)[:, None] + torch.arange(first, first + count)) % batch_size
+
+
+def _pick(places: Tensor, weights: Tensor, u: Tensor) -> Tensor:
+    """Pick one place for each row with probabilities proportional to the weights, from uniform numbers."""
+    sums = weights.cumsum(-1)
+    # inverse transform sampling; without any weight, or by rounding, the last place is taken
+    chosen = (sums <= (u * sums[..., -1]).unsqueeze(-1)).sum(-1).clamp_max_(weights.shape[-1] - 1)
+    return places.expand(*u.shape[:-1], *places.shape).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+
+
 class _Network:
     """Draws, tensors and progress of one network in training."""
 
-    def __init__(
-        self, job: Job, offset: int, sizes: Sequence[int], batch_size: int, start: Trained | None
-    ) -> None:
-        self.job, self.progress = job, Progress() if start is None else start.progress
-        self.progress.ended = ""
-        rows = RowStream(job, self.progress.epochs, offset)
-        self.drawer = Drawer(job, rows, stream(job.seed, "noise", self.progress.epochs))
-        self.epoch_steps = math.ceil(rows.length / batch_size)
-        self.first_step, self.last_epoch = self.progress.steps, self.progress.epochs + job.epochs
-        self.parameters = init_parameters(sizes, job.seed) if start is None else start.parameters
-        self.best = [part.clone() for part in self.parameters]
-        zeros = [torch.zeros_like(part) for part in (*self.parameters, *self.parameters)]
-        self.moments = self.progress.moments or zeros
+    def __init__(self, job: Job, offset: int, sizes: Sequence[int], batch_size: int) -> None:
+        self.job, self.progress, self.drawer = job, Progress(), Drawer(job, offset)
+        self.epoch_steps = math.ceil(self.drawer.rows.length / batch_size)
+        self.parameters = init_parameters(sizes, job.seed)
+        self.best = self.parameters
+        self.moments = [torch.zeros_like(part) for part in (*self.parameters, *self.parameters)]
         groups = torch.bincount(job.table.group[job.rows])
         self.log_q = (groups > 0).float().log()  # weights of Group DRO: equal for groups with rows
         self.totals = torch.zeros(batch_size)  # losses since the last epoch, by place in the batch
         self.validation: Tensor | None = None
         if job.validation is not None:
             self.validation = torch.as_tensor(job.validation, dtype=torch.long) + offset
-        self.rate_key = (job.learning_rate, job.weight_decay, self.first_step)
-
-    def keep(self) -> None:
-        """Copy the present weights to the result."""
-        self.best = [part.clone() for part in self.parameters]
+        self.rate = (job.learning_rate, job.weight_decay)
 
 
 class _Block:
     """Networks that are trained together for a few steps; theirs are views of its tensors."""
 
     def __init__(self, networks: list[_Network], n_groups: int) -> None:
-        self.networks = sorted(networks, key=lambda network: network.rate_key)
-        self.jobs = [network.job for network in self.networks]
-        self.parameters = [
-            torch.stack(part) for part in zip(*(n.parameters for n in self.networks), strict=True)
-        ]
-        self.moments = [torch.stack(part) for part in zip(*(n.moments for n in self.networks), strict=True)]
+        self.networks, self.jobs = networks, [network.job for network in networks]
+        self.parameters, self.moments = (
+            [torch.stack(part) for part in zip(*parts, strict=True)]
+            for parts in ([n.parameters for n in networks], [n.moments for n in networks])
+        )
         self.gradients = [torch.empty_like(part) for part in self.parameters]
+        self.totals = torch.stack([network.totals for network in networks])
         self.log_q = torch.full((len(networks), n_groups), -math.inf)
-        for i, network in enumerate(self.networks):
-            network.parameters = [part[i] for part in self.parameters]
-            network.moments = [part[i] for part in self.moments]
+        for i, network in enumerate(networks):
+            network.parameters, network.moments = ([p[i] for p in s] for s in (self.parameters, self.moments))
             self.log_q[i, : len(network.log_q)] = network.log_q
-            network.log_q = self.log_q[i]
-        self.totals = torch.stack([network.totals for network in self.networks])
-        for network, totals in zip(self.networks, self.totals, strict=True):
-            network.totals = totals
-        self.weighted = places_of(self.jobs, "elliptic-weighted")
-        self.xi = torch.tensor([self.jobs[i].setting("xi") for i in self.weighted]).view(-1, 1)
-        self.worst = places_of(self.jobs, "groupdro")
-        self.eta = torch.tensor([self.jobs[i].setting("eta") for i in self.worst]).view(-1, 1)
+            network.log_q, network.totals = self.log_q[i], self.totals[i]
+        self.weighted, self.xi = self._with("elliptic-weighted", "xi")
+        self.worst, self.eta = self._with("groupdro", "eta")
         #: Neighbours with the same learning rate and decay, for one call of AdamW.
-        self.runs: list[tuple[_Network, list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
-        begin = 0
-        for _, same in groupby(self.networks, key=lambda network: network.rate_key):
+        self.runs: list[tuple[tuple[float, float], list[list[Tensor]]]] = []
+        begin, n = 0, len(self.parameters)
+        for rate, same in groupby(networks, key=lambda network: network.rate):
             end = begin + len(list(same))
-            n, views = len(self.parameters), [part[begin:end] for part in self.moments]
-            weights, slopes = ([p[begin:end] for p in part] for part in (self.parameters, self.gradients))
-            self.runs.append((self.networks[begin], weights, slopes, views[:n], views[n:]))
+            kinds = (self.parameters, self.gradients, self.moments[:n], self.moments[n:])
+            self.runs.append((rate, [[part[begin:end] for part in kind] for kind in kinds]))
             begin = end
+
+    def _with(self, method: str, setting: str) -> tuple[list[int], Tensor]:
+        """Return the places of the networks with a method, and a setting of theirs."""
+        places = [i for i, job in enumerate(self.jobs) if job.method == method]
+        return places, torch.tensor([self.jobs[i].setting(setting) for i in places]).view(-1, 1)
 
     def layers(self, places: Sequence[int] | slice = slice(None)) -> list[tuple[Tensor, Tensor]]:
         """Return weights ``(network, inputs, outputs)`` and biases ``(network, 1, outputs)``."""
@@ -231,61 +411,46 @@ class _Stack:
     """All networks of one call, in blocks that fit into a cache."""
 
     def __init__(
-        self,
-        networks: list[_Network],
-        table: Table,
-        sizes: Sequence[int],
-        batch_size: int,
-        loss: Loss,
-        patience: int | None,
+        self, networks: list[_Network], table: Table, sizes: Sequence[int], loss: Loss, patience: int | None
     ) -> None:
-        self.table, self.batch_size, self.loss, self.patience = table, batch_size, loss, patience
+        self.table, self.loss, self.patience = table, loss, patience
+        batch_size = self.batch_size = len(networks[0].totals)
         self.networks, self.n_groups = networks, int(table.group.max()) + 1
         self.steps_at_once = max(1, ROWS_AT_ONCE // batch_size)
         numbers = 4 * sum(a * b + b for a, b in pairwise(sizes))
-        numbers += batch_size * (2 * sum(sizes) + 2 * self.steps_at_once * sizes[0])
+        numbers += batch_size * (2 * sum(sizes) + self.steps_at_once * sizes[0])
         self.block_size = max(1, _BLOCK_BYTES // (4 * numbers))
         self.step, most = 0, min(self.block_size, len(networks))
         # memory that blocks share: reusing it is faster than allocating it
         self.outputs, self.slopes = ([torch.empty(most, batch_size, b) for b in sizes[1:]] for _ in range(2))
-        self.noise = torch.empty(most, self.steps_at_once, batch_size, sizes[0])
 
     def train(self, callback: Callable[[float], None] | None) -> None:
         """Train until all networks have stopped."""
         work = sum(network.job.epochs * network.epoch_steps for network in self.networks)
-        blocks = self._blocks(self.networks)
-        while blocks:
+        alive = self.networks
+        blocks = self._blocks(alive)
+        while alive:
             for block in blocks:
                 self._train_block(block)
             self.step += self.steps_at_once
-            blocks = self._without_ended(blocks)
+            alive = [network for network in alive if not network.progress.ended]
+            if len(alive) <= 0.9 * sum(len(block.networks) for block in blocks):  # some train on for nothing
+                blocks = self._blocks(alive)
             if callback is not None:
-                networks = (network for block in blocks for network in block.networks)
-                callback(1 - sum(n.job.epochs * n.epoch_steps - self.step for n in networks) / work)
+                callback(1 - sum(n.job.epochs * n.epoch_steps - self.step for n in alive) / work)
 
     def _blocks(self, networks: list[_Network]) -> list[_Block]:
         """Divide networks into blocks of about equal size."""
         count = math.ceil(len(networks) / self.block_size)
-        networks = sorted(networks, key=lambda network: network.rate_key)
+        networks = sorted(networks, key=lambda network: network.rate)
         bounds = [len(networks) * number // max(1, count) for number in range(count + 1)]
         return [_Block(networks[a:b], self.n_groups) for a, b in pairwise(bounds)]
 
-    def _without_ended(self, blocks: list[_Block]) -> list[_Block]:
-        """Remove the networks that have stopped; merge blocks when half of their places are empty."""
-        alive = [[n for n in block.networks if not n.progress.ended] for block in blocks]
-        total = sum(map(len, alive))
-        if total < sum(len(block.networks) for block in blocks) and len(blocks) * self.block_size > 2 * total:
-            return self._blocks([network for part in alive for network in part])
-        return [
-            block if len(part) == len(block.networks) else self._blocks(part)[0]
-            for block, part in zip(blocks, alive, strict=True)
-            if part
-        ]
-
     def _train_block(self, block: _Block) -> None:
         """Train one block for a few steps."""
-        drawers = [network.drawer for network in block.networks]
-        points = draw_points(drawers, self.table, self.batch_size, self.steps_at_once, self.noise)
+        sizes = (self.table, self.batch_size, self.steps_at_once)
+        drawn = [network.drawer.draw(*sizes) for network in block.networks]
+        points = Points(*map(torch.stack, zip(*drawn, strict=True)))
         groups = self.table.group[points.rows[block.worst]]
         for k in range(self.steps_at_once):
             self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], self.step + k)
@@ -317,22 +482,11 @@ class _Stack:
             inputs = x if layer == 0 else outputs[layer - 1]
             torch.bmm(inputs.transpose(1, 2), slope, out=block.gradients[layer])
             torch.sum(slope, 1, out=block.gradients[len(slopes) + layer])
-        for network, parameters, gradients, means, squares in block.runs:
-            torch._fused_adamw_(
-                parameters,
-                gradients,
-                means,
-                squares,
-                [],
-                [torch.tensor(network.first_step + step + 1.0)] * len(parameters),
-                lr=network.job.learning_rate,
-                beta1=_BETA1,
-                beta2=_BETA2,
-                weight_decay=network.job.weight_decay,
-                eps=_EPS,
-                amsgrad=False,
-                maximize=False,
-            )
+        adamw: Any = torch._fused_adamw_
+        how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
+        count_of_steps = [torch.tensor(step + 1.0)] * len(block.parameters)
+        for (rate, decay), tensors in block.runs:
+            adamw(*tensors, [], count_of_steps, lr=rate, weight_decay=decay, **how)
 
     def _losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of each row, and its derivative by the outputs."""
@@ -344,9 +498,8 @@ class _Stack:
             slope = torch.div(powers, total).sub_(y)
             return total.log_().squeeze(-1) - shifted.mul_(y).sum(-1), slope
         if self.loss == "labels":
-            losses = nn.functional.binary_cross_entropy_with_logits(
-                outputs, y.expand_as(outputs), reduction="none"
-            )
+            entropy = nn.functional.binary_cross_entropy_with_logits
+            losses = entropy(outputs, y.expand_as(outputs), reduction="none")
             return losses.mean(-1), outputs.sigmoid().sub_(y).div_(y.shape[-1])
         difference = outputs - y
         return difference.square().mean(-1), difference.mul_(2 / y.shape[-1])
@@ -369,25 +522,20 @@ class _Stack:
             network = networks[i]
             loss = float(block.totals[i].mean()) / network.epoch_steps
             block.totals[i] = 0.0
-            is_best = network.progress.end_epoch(loss, validation)
-            network.progress.check_end(network.last_epoch, self.patience)
-            if is_best and (validation is not None or network.progress.ended):
-                network.keep()
-            if network.progress.ended:
-                network.progress.steps = network.first_step + step
-                network.progress.moments = [part.clone() for part in network.moments]
+            progress, length = network.progress, network.job.epochs
+            is_best = progress.end_epoch(loss, validation, length, self.patience)
+            if is_best and (validation is not None or progress.ended):
+                network.best = [part.clone() for part in network.parameters]
 
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float | None]:
         """Compute validation losses of some networks, those with the same rows at once."""
-        losses: dict[int, float | None] = dict.fromkeys(places, None)
+        losses: dict[int, float | None] = dict.fromkeys(places)
         alike: dict[tuple[int, int], list[int]] = {}
         for i in places:
-            if block.networks[i].validation is not None:
-                key = id(block.jobs[i].validation), id(block.jobs[i].table)
-                alike.setdefault(key, []).append(i)
+            alike.setdefault((id(block.jobs[i].validation), id(block.jobs[i].table)), []).append(i)
         for same in alike.values():
-            rows = block.networks[same[0]].validation
-            assert rows is not None
+            if (rows := block.networks[same[0]].validation) is None:
+                continue
             layers, total = block.layers(same), torch.zeros(len(same))
             for part in rows.split(_EVALUATED):
                 outputs = _forward(layers, self.table.x[part].expand(len(same), -1, -1))[-1]
@@ -410,11 +558,7 @@ def _forward(
 
 
 def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
-    """Return factors of mean one: the softmax of the standardised norm of each row's input gradient.
-
-    These are the factors of ``weighting="gradient_softmax"``, see `elliptica.core.weighting`. They do not
-    depend on the scale of the gradients.
-    """
+    """Return the factors of `elliptica.core.weighting.GradientSoftmax`, of mean one."""
     norm = torch.linalg.vector_norm(gradient, dim=2)
     deviation = norm.std(1, keepdim=True) if norm.shape[1] > 1 else torch.zeros_like(norm)
     # a deviation of zero (equal norms, or one row) gives equal factors
@@ -422,18 +566,12 @@ def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
     return score.softmax(1) * norm.shape[1]
 
 
-_threads = threading.Lock()
-_before: list[int] = []  # torch's number of threads before, once for each block of `one_thread`
-
-
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Use one torch thread temporarily: sharing small products among threads costs more than it saves."""
-    with _threads:
-        _before.append(_before[0] if _before else torch.get_num_threads())
-        torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        with _threads:
-            torch.set_num_threads(_before.pop())
+        torch.set_num_threads(before)

@@ -17,7 +17,7 @@ from sklearn.pipeline import Pipeline
 from elliptica._utils.files import replacing
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import EllipticClassifier, load, read_notes, save
-from elliptica.estimators.fit import Fit
+from elliptica.estimators.base import Fit
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf

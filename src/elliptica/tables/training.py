@@ -21,8 +21,7 @@ from elliptica._utils.random import stream_seed
 from elliptica._utils.statistics import fit_temperature
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
-from elliptica.estimators.base import EllipticEstimator
-from elliptica.estimators.fit import Fit, fit_together
+from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
 from elliptica.tables.methods import JTT, METHODS, REFERENCE, Plan, draw_settings
 from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import TableProblem
