@@ -62,7 +62,6 @@ _HOME = {
     "Weighting": "core.weighting",
     "auto_sigma": "core.noise",
     "check_maximum_principle": "landscape",
-    "diagnose": "tables.diagnose",
     "elliptic_loss": "core.elliptic",
     "estimate_landscape": "landscape",
     "intrinsic_dimension": "core.noise",
@@ -74,6 +73,9 @@ _HOME = {
     "sample_partners": "core.partners",
     "sample_paths": "core.elliptic",
 }
+
+#: Names that need the extra "tables", so ``from elliptica import *`` leaves them out.
+_EXTRA = {"diagnose": "tables.diagnose"}
 
 #: Packages that are imported when first used, like the names above.
 _PACKAGES = (
@@ -95,10 +97,10 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"elliptica.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(f"elliptica.{_HOME[name]}"), name)
+    if home := _HOME.get(name, _EXTRA.get(name)):
+        return getattr(importlib.import_module(f"elliptica.{home}"), name)
     raise AttributeError(f"module 'elliptica' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_PACKAGES])
+    return sorted([*globals(), *_HOME, *_EXTRA, *_PACKAGES])

@@ -94,7 +94,7 @@ BARE = {
     "compare data.csv --target y": "tables",
     "data list": None,
     "demo": "lab",
-    "diagnose data.npz --model network:net": None,
+    "diagnose data.npz --model network:net": "tables",
     "diagnose data.csv --model model.elliptica": "tables",
     "list": "lab",
     "predict model.elliptica data.csv": "tables",
@@ -112,7 +112,7 @@ def test_commands_after_a_bare_install(tmp_path):
         import json, os
         os.chdir({str(tmp_path)!r})
         open("network.py", "w").write("import torch\\nnet = torch.nn.Linear(2, 2)\\n")
-        open("model.elliptica", "w").close()
+        open("model.elliptica", "w").close(); os.mkdir("runs")
         open("data.csv", "w").write("x,y\\n1,2\\n")
         sys.path.insert(0, ".")
         import numpy as np

@@ -175,7 +175,7 @@ def test_the_page_of_a_diagnosis(tmp_path, monkeypatch, visit):
     done = run("data.npz", "--model", "paged_file:model", "--out", "page.html")
     assert done.exit_code == 0, done.output
     for width in (1280, 375):
-        seen = visit(tmp_path / "page.html", width=width, dark=width == 375, reduced_motion=True)
+        seen = visit(tmp_path / "page.html", width=width, dark=width == 375)
         text = seen.page.inner_text("body")
         assert "Labels look wrong" in text
         assert "Training rows, counted from 0:" in text

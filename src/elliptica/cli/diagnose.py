@@ -86,8 +86,8 @@ def diagnose(
         if value is not None:
             kind = "a model from your code" if is_saved else "a saved model and a table"
             raise typer.BadParameter(f"{name} is only for {kind}.")
+    require_extra("tables", "polars", "sklearn", "safetensors")
     if is_saved:
-        require_extra("tables", "polars", "sklearn", "safetensors")
         fitted = _saved(Path(model), data, target, group, test, unlabelled)
     else:
         fitted = fitted_from_code(data, model, weights, loss)
