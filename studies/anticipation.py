@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from sklearn import datasets
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from common import Record, Study, descend, rounded, table
 from elliptica import EllipticWarning
-from elliptica._utils.statistics import spearman
 from elliptica.lab.models import mlp
 from elliptica.landscape import Ball, Box, DataDomain, LossField, loss_map, neighbour_loss
 
@@ -219,7 +219,7 @@ def measures(values: Tensor, actual: Tensor, event: Tensor) -> dict[str, float |
 
     There is no AUROC where errors or right answers are too few.
     """
-    rank, n = spearman(values, actual), int(event.sum())
+    rank, n = float(spearmanr(values, actual).statistic), int(event.sum())
     known = min(n, len(event) - n) >= FEWEST
     area = float(roc_auc_score(event.numpy(), values.numpy())) if known else None
     return {

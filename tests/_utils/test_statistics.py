@@ -12,8 +12,6 @@ from elliptica._utils.statistics import (
     corrected_interval,
     holm,
     incomplete_beta,
-    ranks,
-    spearman,
     student_quantile,
     student_tail,
 )
@@ -58,14 +56,6 @@ def test_holm_rejects_what_the_step_down_rule_rejects(generator):
                 rejected.add(index)
             found = (holm(p) <= alpha).flatten().nonzero().flatten().tolist()
             assert set(found) == rejected
-
-
-def test_spearman_with_ties(generator):
-    a = torch.randint(5, (30,), generator=generator).double()
-    b = a + torch.randn(30, generator=generator)
-    assert math.isclose(spearman(a, b), stats.spearmanr(a, b).statistic, rel_tol=1e-12)
-    assert ranks(a).tolist() == stats.rankdata(a.numpy()).tolist()
-    assert math.isnan(spearman(torch.ones(4), torch.arange(4.0)))
 
 
 @pytest.mark.bad_input

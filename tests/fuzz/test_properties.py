@@ -27,8 +27,6 @@ from elliptica._utils.statistics import (
     clopper_pearson,
     holm,
     incomplete_beta,
-    ranks,
-    spearman,
     student_quantile,
     student_tail,
 )
@@ -82,18 +80,6 @@ def test_clopper_pearson(trials, share, confidence):
     successes = round(share * trials)
     exact = stats.binomtest(successes, trials).proportion_ci(confidence, method="exact")
     assert clopper_pearson(successes, trials, confidence) == pytest.approx((exact.low, exact.high), abs=1e-8)
-
-
-@examples(50)
-@given(vectors(3, 20, st.integers(-5, 5)), seeds)
-def test_ranks_and_their_correlation(values, seed):
-    """With ties."""
-    a = torch.tensor(values, dtype=torch.float64)
-    b = a[torch.randperm(len(a), generator=torch.Generator().manual_seed(seed))]
-    rank = stats.rankdata(a)
-    np.testing.assert_allclose(ranks(a) - ranks(a).min(), rank - rank.min())
-    assume(a.unique().numel() > 1)
-    assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-9)
 
 
 @examples(50)

@@ -20,12 +20,7 @@ def remedy(extra: str) -> str:
 
 
 def missing_package(user: str, extra: str, package: str | None) -> ModuleNotFoundError:
-    """Return the error for a missing package that ``user`` needs and ``extra`` installs.
-
-    Example:
-        >>> print(missing_package("Reading image files", "lab", "PIL"))
-        Reading image files needs Pillow: pip install "elliptica[lab]"
-    """
+    """Return the error for a missing package that ``user`` needs and ``extra`` installs."""
     package = (package or "a package").partition(".")[0]
     text = f"{user} needs {_DISTRIBUTION.get(package, package)}: {remedy(extra)}"
     return ModuleNotFoundError(text, name=package)
@@ -46,11 +41,6 @@ def import_extra(user: str, extra: str, *modules: str) -> Any:
 
 
 def count(number: int, noun: str) -> str:
-    """Format a number with its noun, in the plural unless it is one.
-
-    Example:
-        >>> count(1, "run"), count(2, "run"), count(2, "process")
-        ('1 run', '2 runs', '2 processes')
-    """
+    """Format a number with its noun, in the plural unless it is one."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{ending}"

@@ -96,12 +96,7 @@ def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def not_written(error: OSError, place: str = "The output") -> str:
-    """Say what could not be written (``place`` if the error names no file), why, and what to do.
-
-    Example:
-        >>> not_written(OSError(errno.ENOSPC, "No space left on device", "page.html"))
-        'page.html cannot be written (No space left on device). Free some space and rerun the same command.'
-    """
+    """Say what could not be written (``place`` if the error names no file), why, and what to do."""
     remedy = "Choose another place, or make it writable."
     if error.errno in _FULL:
         remedy = "Free some space and rerun the same command."

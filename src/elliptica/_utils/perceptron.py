@@ -39,11 +39,6 @@ def mlp(
         negative_slope: Slope of "leaky_relu" below zero; 0 is "relu". Others ignore it.
         batch_norm: Put a BatchNorm between each hidden Linear and its activation.
         flatten: Accept ``(batch, *feature)``, e.g. images, and flatten each row first.
-
-    Example:
-        >>> net = mlp(5, 1)
-        >>> sum(p.numel() for p in net.parameters())
-        17409
     """
     require_positive(n_features=n_features, n_outputs=n_outputs)
     require_positive(**{f"hidden[{i}]": width for i, width in enumerate(hidden)})

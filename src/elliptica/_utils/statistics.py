@@ -138,20 +138,6 @@ def holm(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
     return out.reshape(p.shape)
 
 
-def ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Return ranks from 1; ties share their mean."""
-    _, inverse, counts = values.double().unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0)
-    return (last - (counts - 1) / 2).double()[inverse]
-
-
-def spearman(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
-    """Return the rank correlation; NaN if one of them is constant."""
-    first, second = (r - r.mean() for r in (ranks(a), ranks(b)))
-    scale = float(first.norm() * second.norm())
-    return float(first @ second) / scale if scale > 0 else math.nan
-
-
 def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | None = None) -> float:
     """Fit the temperature ``T`` that minimises the negative log-likelihood of ``softmax(logits / T)``.
 
@@ -161,12 +147,6 @@ def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | 
 
     ``logits`` are those of rows that were not trained on, ``codes`` their classes. The result lies between
     ``exp(-10)`` and ``exp(10)``.
-
-    Example:
-        >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
-        >>> temperature = fit_temperature(logits, np.array([0, 0, 1]))
-        >>> bool(np.isclose(2.0 / temperature, np.log(2)))  # two of three rows are of the first class
-        True
     """
     margin = logits - np.take_along_axis(logits, codes[:, None], 1)  # the loss is log(sum(exp(margin / T)))
     if int((margin < 0).sum()) == margin.size - len(codes):

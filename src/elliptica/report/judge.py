@@ -64,13 +64,7 @@ class Difference:
     quantile: float = math.nan  # half-width of the interval divided by the standard error
 
     def show(self, measure: Measure) -> str:
-        """Format the difference with its interval; tables and sentences show the same text.
-
-        Example:
-            >>> rmse = Measure("rmse", "RMSE", higher_is_better=False)
-            >>> Difference("mixup", "rmse", -12.0, -16.1, -8.2, 5, "better", "erm").show(rmse)
-            '-12 (-16 to -8)'
-        """
+        """Format the difference with its interval; tables and sentences show the same text."""
         mean, low, high = (measure.scale * value for value in (self.mean, self.low, self.high))
         if self.result == "unknown" or not math.isfinite(high - low):
             return f"{_signed(mean, 1)}{measure.unit}"

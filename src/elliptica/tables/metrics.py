@@ -19,12 +19,7 @@ MIN_PROBABILITY = 1e-15
 
 
 def show_number(value: float, digits: int, form: str = "") -> str:
-    """Format a number with at least this many digits; 61234 is not written as 6.123e+04.
-
-    Example:
-        >>> show_number(61234.5, 4), show_number(0.123456, 2), show_number(61.0, 4, "#")
-        ('61,234', '0.12', '61.00')
-    """
+    """Format a number with at least this many digits; 61234 is not written as 6.123e+04."""
     if 10**digits <= abs(value) < 1e9:
         return f"{value:{form.replace('#', '')},.0f}"
     return f"{value:{form}.{digits}g}".rstrip(".")
@@ -54,10 +49,6 @@ def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
 
     Without groups, the worst class is judged, or, for regression, the worst of five bands of the target
     (bounded by the quintiles of the targets).
-
-    Example:
-        >>> [m.name for m in metrics_of("regression", grouped=False)]
-        ['rmse', 'worst_fifth_rmse', 'mae']
     """
     part = "group" if grouped else "class" if task == "classification" else "fifth"
     if task == "classification":
@@ -79,14 +70,7 @@ def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of all methods for the rows that were held out.
-
-    Example:
-        >>> y = np.array([0.0, 0.0, 10.0, 10.0])
-        >>> predictions = single_test("regression", y, {"erm": y + [0, 0, 3, 3]}, bounds=np.array([5.0]))
-        >>> {name: round(value, 3) for name, value in score(predictions)["erm"].items()}
-        {'rmse': 2.121, 'worst_fifth_rmse': 3.0, 'mae': 1.5}
-    """
+    """Predictions of all methods for the rows that were held out."""
 
     task: str
     classes: list[Any]  # in the order of the probabilities; empty for regression

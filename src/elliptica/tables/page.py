@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def comparison_page(comparison: Comparison) -> Page:
         *([_calibration(comparison)] if comparison.uncalibrated else []),
         Section("Columns", table=columns, left=(1, 2), folded=True),
         Section("How it was done", points=_protocol(comparison), folded=True),
-        _costs(comparison),
         Section("About the table", points=problem.notices),
         Section("Model", model),
     ]
@@ -225,22 +223,6 @@ def _calibration(comparison: Comparison) -> Section:
         "A temperature fitted on rows like the training rows may not hold under a shift."
     )
     return Section("Calibration, before and after a temperature", [text], rows, folded=True)
-
-
-def _costs(comparison: Comparison) -> Section:
-    rows = [["method", "seconds", "chosen settings"]]
-    for method in comparison.methods:
-        values: dict[str, list[float]] = defaultdict(list)
-        for record in comparison.of(method):
-            trial = record.trials[record.chosen or 0]
-            for name, value in {**trial.settings, "epochs": trial.length, "log": trial.log_target}.items():
-                values[name] += [float(value)] if value else []
-        ends = {name: sorted({min(chosen), max(chosen)}) for name, chosen in values.items() if chosen}
-        words = [f"{name} {' to '.join(f'{end:g}' for end in pair)}" for name, pair in ends.items()]
-        seconds = sum(record.seconds for record in comparison.of(method))
-        rows.append([label(comparison, method), f"{seconds:.1f}", ", ".join(words)])
-    text = "Seconds of trials and training over all folds; networks are trained side by side and share them."
-    return Section("Cost and settings", [text], rows, left=(2,), folded=True)
 
 
 def _protocol(comparison: Comparison) -> list[str]:

@@ -405,12 +405,6 @@ def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> lis
     neighbours in the order of the column. Numbers are predicted by rank, so units and heavy tails do not
     matter. The skill of the better model is the share that it explains of the variance of ranks, or of the
     errors of a random guess.
-
-    Example:
-        >>> euros = np.arange(60.0)
-        >>> frame = pl.DataFrame({"age": euros * 7 % 60, "cents": 100 * euros})
-        >>> find_giveaways(frame, euros, "regression")
-        ['cents']
     """
     draws = np.random.default_rng(stream_seed("giveaways", 0))
     if len(target) > MOST_ROWS:
@@ -463,12 +457,6 @@ def find_copies(frame: pl.DataFrame) -> Copies:
 
     Rows with a few categories agree by chance. If columns were independent, the share of equal pairs of rows
     would be the product of the shares of all columns; a hundred times more means copies.
-
-    Example:
-        >>> values = [*range(100), 7]
-        >>> copies = find_copies(pl.DataFrame({"x": values, "y": values}))
-        >>> copies.n_equal, copies.by_chance, copies.block[[7, 8, 100]].tolist()
-        (1, False, [7, 8, 7])
     """
     index = "row of elliptica"  # a name that tables do not have
     first = frame.with_row_index(index).select(pl.col(index).first().over(frame.columns))

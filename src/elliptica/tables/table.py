@@ -252,13 +252,7 @@ class ColumnUse:
 
 @dataclass(frozen=True)
 class Column:
-    """The notation of a column in training: the only place where a cell becomes a value.
-
-    Example:
-        >>> price = Column("price", "number", thousands=",", prefix="$")
-        >>> price.read(pl.Series("price", ["$1,200", "-$3.5", ""])).to_list()
-        [1200.0, -3.5, None]
-    """
+    """The notation of a column in training: the only place where a cell becomes a value."""
 
     name: str
     kind: Kind

@@ -407,13 +407,7 @@ def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
 
 
 def simultaneous_level(correlation: np.ndarray, confidence: float = 0.95, n_draws: int = 20_000) -> float:
-    """Return the level of each interval such that all hold at once, given the estimates' correlation (max-t).
-
-    Example:
-        >>> independent, same = np.eye(4), np.ones((4, 4))
-        >>> round(simultaneous_level(independent), 2), round(simultaneous_level(same), 2)
-        (0.99, 0.95)
-    """
+    """Return the level of each interval such that all hold at once, for correlated estimates (max-t)."""
     n = len(correlation)
     if n < 2:
         return confidence
