@@ -411,3 +411,12 @@ def test_new_values():
     assert beyond == [[False, True, False], [True, False, True]]
     with pytest.raises(TableError, match="'c'"):
         read_inputs(problem.inputs, Table(new.drop("c"), "new"))
+
+
+def test_a_year_of_two_digits_does_not_fit_one_of_four():
+    """Read as the year 20 it would be a wrong number without a word."""
+    dates = pl.Series("d", [f"{month:02}/25/2020" for month in range(1, 13)])
+    column = Column("d", "date", format="%m/%d/%Y")
+    assert column.read(dates).dt.year().unique().to_list() == [2020]
+    with pytest.raises(ValueError, match="'d', row 1"):
+        column.read(pl.Series("d", ["12/25/20"]))

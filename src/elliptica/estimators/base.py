@@ -233,11 +233,11 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _check_parameters(self, groups: np.ndarray | None) -> None:
         checks.choice("method", self.method, self._methods)
         checks.positive("learning_rate", self.learning_rate)
-        checks.nonnegative("weight_decay", self.weight_decay)
-        if isinstance(self.sigma, float | int):
-            checks.nonnegative("sigma", self.sigma)
-        for name in ("max_iter", "batch_size", "n_networks"):
-            checks.count(name, getattr(self, name))
+        for name in ("weight_decay", "sigma", "sigma_y", "alpha", "smoothing", "eta", "xi", "bandwidth"):
+            if isinstance(value := getattr(self, name, None), float | int):
+                checks.nonnegative(name, value)
+        for name, least in {"max_iter": 1, "batch_size": 1, "n_networks": 1, "n_times": 2}.items():
+            checks.count(name, getattr(self, name), least)
         if self.method in GROUP_METHODS and (groups is None or self._stacked_method() is None):
             raise ValueError(f'method="{self.method}" needs groups in fit, and the default network.')
 

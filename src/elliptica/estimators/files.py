@@ -188,7 +188,7 @@ def _probe(model: Any) -> Any:
     """Return rows around the training rows, or a frame with values of all kinds of columns."""
     if isinstance(model, Pipeline) and isinstance(model[0], TablePreprocessor):
         return model[0].probe()
-    mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 1.0)
+    mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 0.0)
     rows = mean + scale * np.random.default_rng(0).normal(size=(16, model.n_features_in_))
     names = getattr(model, "feature_names_in_", None)
     return rows if names is None else pl.DataFrame(rows, schema=list(names))

@@ -115,7 +115,8 @@ def fit_pipeline(
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None
-    fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])
+    if any(fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])):
+        raise TableError(f"The training of {NAMES[final.method]} on all rows diverged; no model is saved.")
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
     return Pipeline([("table", preprocess), ("model", model)])

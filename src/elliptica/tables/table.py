@@ -379,7 +379,8 @@ def _dates(cells: pl.Series, column: Column) -> pl.Series:
 
 def _parse_dates(text: pl.Series, form: str, zone: bool) -> pl.Series:
     if form != ISO:
-        return text.str.to_datetime(form, strict=False, time_unit="us")
+        dates = text.str.to_datetime(form, strict=False, time_unit="us")
+        return dates.set(~dates.dt.year().is_between(1000, 2999).fill_null(True), None)  # 20 is no year
     day, time, seconds, offset = (text.str.extract(_PARTS, part) for part in range(1, 5))
     parts = day + "T" + time.fill_null("00:00") + seconds.fill_null(":00")
     parts = parts + offset if zone else parts.set(offset.is_not_null(), None)

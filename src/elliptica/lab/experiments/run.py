@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import threading
@@ -143,9 +144,13 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
 
 
 def checkpoint_of(run: Run, options: Options) -> Path:
-    """Return where a run keeps its checkpoint; one with right answers of every epoch has another."""
+    """Return where a run keeps its checkpoint; other plugins, or answers of every epoch, have another."""
     file = checkpoint_file(options.out, run)
-    return file.with_name(f"{file.stem}-epochs{file.suffix}") if options.every_epoch else file
+    kind = "-epochs" if options.every_epoch else ""
+    if options.plugins:  # code that was changed must not go on from what it did before
+        code = b"".join(Path(plugin).read_bytes() for plugin in options.plugins)
+        kind += "-" + hashlib.blake2b(code, digest_size=4).hexdigest()
+    return file.with_name(f"{file.stem}{kind}{file.suffix}")
 
 
 def _rounded(values: list[float]) -> list[float]:

@@ -104,7 +104,8 @@ def make_table(
     rows = tuple(dict.fromkeys(run.row for run in wanted))
     heads = tuple((dataset, column) for dataset in datasets for column in specification.columns)
     for head in heads if epoch != "best" else ():
-        _mark_best(cells, head, larger=specification.metric == "accuracy")
+        is_rate = specification.metric == "accuracy" and head[1] != "calibration"
+        _mark_best(cells, head, larger=is_rate or head[1] == "auroc")
     notes = [*(specification.datasets[d].note for d in datasets), *remarks]
     if None in papers.values():
         notes.append("The paper's values are left out: the epochs, precision or budget here are others.")

@@ -26,7 +26,7 @@ from elliptica.lab.experiments.specification import Range, Run, Specification
 #: Seed of the trials; tables use 0, 1, ...
 TRIAL_SEED = 1000
 #: Errors that settings cause: they end a trial, not the tuning of its row.
-_OF_SETTINGS = ("FloatingPointError", "ValueError")
+_OF_SETTINGS = ("FloatingPointError", "ValueError", "ValidationError")
 
 
 def search_space(specification: Specification, run: Run) -> dict[str, Range]:
