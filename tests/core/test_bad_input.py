@@ -69,7 +69,6 @@ def soft(*rows):
 
 NAN, LONG = BAD[math.nan], LABELS[:, None]
 BCE, MULTI, SUM = nn.BCEWithLogitsLoss(), {"weighting": "multiplicative", **PATHS}, {"reduction": "sum"}
-END = {"end": (X[TWO], REAL[TWO])}
 
 #: By the word that the message must hold, the argument.
 VALUE_ERRORS = {
@@ -98,7 +97,6 @@ VALUE_ERRORS = {
     ],
     "num_classes": [lambda: classes(num_classes=None)],
     "target_space": [lambda: real(loss=lambda a, b: (a - b).abs()), lambda: classes(target_space="mena")],
-    "one class": [lambda: real(pairing=Permutation("same_class"))],
     # shapes that would broadcast
     "y has": [
         lambda: real(y=REAL[:, 0]),
@@ -129,7 +127,7 @@ VALUE_ERRORS = {
         lambda: real(given={"end": (X, NAN[:, :1])}),
         lambda: real(given={"end": (X[:1], REAL[:1])}),
         lambda: real(given={"end": (X.double(), REAL)}),
-        lambda: real(**MULTI, given=END),
+        *(lambda end=end: real(**MULTI, given={"end": end}) for end in ((X[TWO], REAL), (X, REAL[TWO]))),
         lambda: sample_bridge(X, X[:1]),
     ],
     # noise
@@ -154,7 +152,13 @@ VALUE_ERRORS = {
         lambda: log_weights(nn.Linear(3, 1), nn.MSELoss(), sample_paths(X, REAL, target_space="real")),
     ],
     "quadrature": [lambda: real(quadrature="mena"), lambda: real(quadrature="uniform", sampling="path")],
-    "pairing": [lambda: real(pairing="mena")],
+    "pairing": [
+        lambda: real(pairing="mena"),
+        *(
+            lambda loss=loss: real(loss=loss, pairing=Permutation("same_class"))
+            for loss in (nn.MSELoss(), BCE)
+        ),
+    ],
     "weighting": [lambda: real(weighting="mena")],
     "simplex": [lambda: real(simplex="mena")],
     "bn": [lambda: real(bn="mena")],

@@ -30,7 +30,7 @@ from elliptica.core.inputs import (
     repeat_rows,
 )
 from elliptica.core.noise import Covariance, Deviation, Factor, Law, Sigma, check_sigma, deviation
-from elliptica.core.partners import Permutation, make_pairing
+from elliptica.core.partners import Permutation, make_pairing, next_in_cycle
 from elliptica.core.targets import Targets
 
 Sampling = Literal["path", "marginal"]
@@ -229,13 +229,6 @@ def tent(order: Tensor, generator: torch.Generator | None, scale: int = 1) -> Te
 
 
 @functools.lru_cache(maxsize=128)
-def _next_places(n: int, device: torch.device) -> Tensor:
-    """Return 1, 2, ..., n - 1, 0."""
-    with torch.inference_mode(False):
-        return torch.arange(1, n + 1, device=device) % n
-
-
-@functools.lru_cache(maxsize=128)
 def _places(n: int, scale: int, device: torch.device) -> Tensor:
     """Return the places of a cycle, equally spaced on [-scale, scale)."""
     with torch.inference_mode(False), torch.no_grad():
@@ -357,6 +350,8 @@ class Bridges:
         object.__setattr__(self, "sigma", sigma)
         object.__setattr__(self, "sigma_y", None if sigma_y is None else check_sigma("sigma_y", sigma_y))
         object.__setattr__(self, "pairing", make_pairing(self.pairing))
+        if getattr(self.pairing, "among", "all") == "same_class" and self.targets.space != "simplex":
+            raise ValueError(f"pairing={self.pairing!r} needs classes, not {self.targets.space} targets.")
 
     def read(
         self,
@@ -399,8 +394,7 @@ class Bridges:
                 device = batch.targets.device
                 # keep the cycles: times follow them
                 orders = [draw_permutation(n, device=device, generator=generator) for _ in range(count)]
-                following = _next_places(n, device)  # the partner is the next row; the first follows the last
-                each = [torch.empty_like(o).scatter_(0, o, o.index_select(0, following)) for o in orders]
+                each = [next_in_cycle(order) for order in orders]
                 index = each[0] if k == 1 else torch.cat(each * (k // count))
                 return Pairs(k, index, orders * (k // count))
             partners = self.pairing(batch.inputs[batch.bridged[0]], batch.targets, count, generator)
@@ -544,7 +538,8 @@ class Bridges:
                 raise ValueError("end has sample weights, but the batch has none. Pass sample_weight= too.")
             weight = self._far_rows("end's sample_weight", weights[0], batch.weight)
             checks.nonnegative("end's sample_weight", weight)
-        if self.same_partner and any(far[name].ndim > like.ndim for name, like in likes.items()):
+        is_several = labels.ndim > batch.y.ndim or any(far[name].ndim > likes[name].ndim for name in likes)
+        if self.same_partner and is_several:
             raise ValueError("end must be the same for all bridges of a row, whose paths are compared.")
         if batch.features is None:
             return Pairs(self.n_bridges, None, far=(rows, targets, weight))

@@ -7,6 +7,7 @@ another eligible one is its own partner: the bridge is then a loop, i.e. noise a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,20 @@ class Permutation:
             classes = classes_of(y)
             return torch.stack([_cycle_within(classes, generator) for _ in range(n_bridges)], 1)
         orders = [draw_permutation(len(y), device=y.device, generator=generator) for _ in range(n_bridges)]
-        return torch.stack([torch.empty_like(o).scatter_(0, o, o.roll(-1)) for o in orders], 1)
+        return torch.stack([next_in_cycle(order) for order in orders], 1)
+
+
+def next_in_cycle(order: Tensor) -> Tensor:
+    """Return the row that follows each row in ``order``; the first follows the last."""
+    following = order.index_select(0, _next_places(len(order), order.device))
+    return torch.empty_like(order).scatter_(0, order, following)
+
+
+@functools.lru_cache(maxsize=128)
+def _next_places(n: int, device: torch.device) -> Tensor:
+    """Return 1, 2, ..., n - 1, 0."""
+    with torch.inference_mode(False):
+        return torch.arange(1, n + 1, device=device) % n
 
 
 @dataclass(frozen=True)
