@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,30 +13,52 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from elliptica.lab.experiments.records import append_lines, read_lines
+from elliptica.lab.experiments.records import DRAWS, locked, read_lines, write_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 Record = dict[str, Any]
 
 
 class Study:
-    """A folder of results: records, and a README with blocks that are made from them."""
+    """A folder of results: records, and a README with blocks that are made from them.
 
-    def __init__(self, name: str, blocks: Callable[[list[Record]], dict[str, str]]) -> None:
+    ``cell`` names the fields that tell a piece of work from others; each is recorded at once. Records have
+    the version of their random draws: those of earlier draws are shown and counted until `run` replaces them.
+    """
+
+    def __init__(
+        self, name: str, blocks: Callable[[list[Record]], dict[str, str]], cell: Sequence[str]
+    ) -> None:
         self.folder = ROOT / "results" / name
-        self.file, self.readme, self.blocks = (
-            self.folder / "records.jsonl.gz",
-            self.folder / "README.md",
-            blocks,
-        )
+        self.file, self.readme = self.folder / "records.jsonl.gz", self.folder / "README.md"
+        self.blocks, self.cell = blocks, cell
 
     def read(self) -> list[Record]:
         """All committed records."""
         return read_lines(self.file)
 
+    def missing(self, records: list[Record], cells: Iterable[Sequence[Any]]) -> Iterator[Any]:
+        """Cells, by the values of their fields, that have no record."""
+        done = set(map(self._key, records))
+        return (cell for cell in cells if json.dumps(cell, sort_keys=True) not in done)
+
+    def _key(self, record: Record) -> str:
+        return json.dumps([record.get(name) for name in self.cell], sort_keys=True)
+
+    def add(self, records: list[Record]) -> None:
+        """Record cells of the current draws, in place of those of earlier draws."""
+        with locked(self.file):
+            new = set(map(self._key, records))
+            kept = [r for r in self.read() if is_current(r) or self._key(r) not in new]
+            write_lines(self.file, [*kept, *({**record, "draws": DRAWS} for record in records)])
+
     def page(self) -> str:
         """The README with its blocks made anew."""
-        return fill(self.readme, self.blocks(self.read()))
+        records = self.read()
+        (first, text), *others = self.blocks(records).items()
+        earlier = sum(not is_current(record) for record in records)
+        note = f"Records of earlier random draws, which `run` makes anew: {earlier} of {len(records)}."
+        return fill(self.readme, {first: f"{note}\n\n{text}", **dict(others)})
 
     def main(
         self,
@@ -48,12 +71,17 @@ class Study:
         parser.add_argument("what", choices=("run", "table"))
         torch.set_num_threads(1)
         if parser.parse_args().what == "run":
-            for records in run(self.read()):
-                append_lines(self.file, records)
+            for records in run([record for record in self.read() if is_current(record)]):
+                self.add(records)
                 print({k: v for k, v in records[0].items() if isinstance(v, str | int)}, flush=True)
         self.readme.write_text(self.page(), encoding="utf-8")
         if draw is not None:
             draw()
+
+
+def is_current(record: Record) -> bool:
+    """Whether a record was made with today's random draws; those without a version are older than it."""
+    return bool(record.get("draws", 0) == DRAWS)
 
 
 def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:

@@ -258,7 +258,7 @@ def _aside_row(title: str, errors: dict[str, float], task: str) -> list[str]:
     ]
 
 
-STUDY = Study("compare", blocks)
+STUDY = Study("compare", blocks, ("table", "shift"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

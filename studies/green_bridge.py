@@ -487,7 +487,7 @@ def draw() -> None:
     plt.close(figure)
 
 
-STUDY = Study("green_bridge", blocks)
+STUDY = Study("green_bridge", blocks, ("dataset", "method", "seed"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run, draw)

@@ -268,7 +268,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"tables": "\n".join(lines).rstrip()}
 
 
-STUDY = Study("regression_controls", blocks)
+STUDY = Study("regression_controls", blocks, ("dataset", "row"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

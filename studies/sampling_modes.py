@@ -133,7 +133,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"table": "\n".join([*table(head, rows, "ll"), "", title, "", *gaps])}
 
 
-STUDY = Study("sampling_modes", blocks)
+STUDY = Study("sampling_modes", blocks, ("dataset", "method", "seed"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

@@ -644,7 +644,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {mark: "\n".join(text).strip() for mark, text in lines.items()}
 
 
-STUDY = Study("uncertainty", blocks)
+STUDY = Study("uncertainty", blocks, ("labels", "data", "seed"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

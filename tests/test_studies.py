@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import sys
 from dataclasses import replace
 from importlib import import_module
 
@@ -13,9 +14,11 @@ from torch import nn
 
 import anticipation
 import breast_protocols
+import common
 import regression_controls
 import uncertainty
 from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments.records import DRAWS, write_lines
 from elliptica.lab.experiments.specification import PaperValue
 from elliptica.landscape.loss import LossField
 
@@ -35,6 +38,24 @@ def test_pages_follow_from_the_records(name):
     assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
     if name != "compare_tables":  # flights are not recorded
         assert next(study.run(study.STUDY.read()), None) is None
+
+
+def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["study", "run"])
+    study = common.Study("toy", lambda records: {"sum": str(sum(r["value"] for r in records))}, ("seed",))
+    study.folder.mkdir(parents=True)
+    study.readme.write_text("<!-- sum: begin -->\n<!-- sum: end -->\n", encoding="utf-8")
+    write_lines(study.file, [{"seed": seed, "value": 1} for seed in (0, 1, 2)])
+
+    def run(records):
+        yield from ([{"seed": seed, "value": 10}] for (seed,) in study.missing(records, [(1,), (2,)]))
+
+    study.main("", run)
+    assert [(r["value"], r.get("draws")) for r in study.read()] == [(1, None), (10, DRAWS), (10, DRAWS)]
+    assert "1 of 3" in study.page()
+    assert "\n21\n" in study.page()
+    assert not list(study.missing(study.read(), [(1,), (2,)]))
 
 
 @pytest.mark.slow
