@@ -36,8 +36,7 @@ NAMES += ["regression_controls", "sampling_modes", "uncertainty"]
 def test_pages_follow_from_the_records(name):
     study = import_module(name)
     assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
-    if name != "compare_tables":  # flights are not recorded
-        assert next(study.run(study.STUDY.read()), None) is None
+    assert next(study.run(study.STUDY.read()), None) is None
 
 
 def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
