@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor, nn
@@ -89,11 +90,25 @@ def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:
     text = page.read_text(encoding="utf-8")
     for mark, block in blocks.items():
         begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
-            raise SystemExit(f"{page.name} has no place for {mark!r}: write {begin} and {end}.")
-        text = f"{before}{begin}{gap}{block}{gap}{end}{rest.partition(end)[2]}"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}{gap}{block}{gap}{end}{rest.split(end)[1]}"
     return text
+
+
+class Values:
+    """Values of records by the fields that name a row of a table, in the order of seeds."""
+
+    def __init__(self, records: list[Record], *fields: str) -> None:
+        frame = pd.json_normalize(records).sort_values("seed", key=lambda seed: seed.astype(int))
+        self.rows = dict(iter(frame.groupby([*fields], sort=False)))
+
+    def __call__(self, *row: str, of: str) -> list[Any]:
+        """One value per seed; of nested ones, as in ``test.nll``."""
+        return self.rows[row][of].tolist()
+
+    def gaps(self, row: tuple[str, ...], other: tuple[str, ...], of: str) -> list[float]:
+        """One row less another one, seed by seed."""
+        return [a - b for a, b in zip(self(*row, of=of), self(*other, of=of), strict=True)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:

@@ -1,4 +1,4 @@
-"""Study: when does the PDE's own noise help, and does a rule choose its strength?
+"""Study: when does the PDE's own noise help, and does validation choose its strength?
 
 Trains on five real data sets with the noise of the paper, with Green's law at three strengths and with
 the screened law; four partner laws; label noise on and off; beside ERM, mixup and C-Mixup at the same
@@ -11,11 +11,11 @@ mean validation score. Needs ELLIPTICA_DATA::
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from scipy.stats import geninvgauss
 from torch import Tensor, nn
 
 import elliptica
-from common import Record, Study, descend, paired_p, spread, table
+from common import Record, Study, Values, descend, paired_p, spread, table
 from elliptica._utils.statistics import holm
 from elliptica.baselines import ERM, CMixup, Mixup, TargetKernel
 from elliptica.lab import data as loaders
@@ -59,8 +59,8 @@ class Task(NamedTuple):
 
 # Scaled over all rows, as in the reference: one row of SkillCraft's validation league (a million hours of
 # play) lies at 56 when scaled over the training rows, and would decide every selection alone.
-_skillcraft = functools.partial(loaders.load_skillcraft, scale="all")
-_crime = functools.partial(loaders.load_crime, scale="all")
+_skillcraft = partial(loaders.load_skillcraft, scale="all")
+_crime = partial(loaders.load_crime, scale="all")
 TASKS = {
     "no2": Task(loaders.load_no2, 100, 32, 1e-2, 0.01, 1.2, None, True),
     "airfoil": Task(loaders.load_airfoil, 100, 16, 1e-2, 0.05, 1.75, "1", True),
@@ -73,10 +73,10 @@ NOISES = ("paper", "green 0.1", "green 0.3", "green 1", "screened")
 
 
 def methods(task: Task) -> Iterator[Method]:
-    """Every setting of a data set; ``holdout`` leaves a tenth of the training rows for validation."""
+    """Every setting of a data set."""
 
-    def elliptic(noise: str, power: str = "1", label_noise: bool | str = False, **more: bool) -> Method:
-        return {"name": "elliptic", "noise": noise, "power": power, "label_noise": label_noise, **more}
+    def elliptic(noise: str, power: str = "1", label_noise: bool | str = False) -> Method:
+        return {"name": "elliptic", "noise": noise, "power": power, "label_noise": label_noise}
 
     yield from ({"name": name} for name in ("erm", "mixup"))
     if task.bandwidth is not None:
@@ -85,9 +85,6 @@ def methods(task: Task) -> Iterator[Method]:
         yield from (elliptic(noise, power, labels) for power in POWERS for labels in (False, True))
     yield elliptic("green intrinsic")
     yield elliptic("paper", label_noise="sigma")  # the paper's own setting: one sigma for inputs and targets
-    if task.bandwidth is not None and not task.new_split_per_seed:  # regression under shift
-        yield {"name": "erm", "holdout": True}
-        yield from (elliptic(noise, holdout=True) for noise in NOISES)
 
 
 @dataclass(frozen=True)
@@ -110,10 +107,9 @@ class Screened:
 
 
 class Best(NamedTuple):
-    """Of each network the epoch of the best score, the last of equals, and what it was then."""
+    """Of each network the best score on the validation rows (the last of equals), and what it was then."""
 
-    selection: Tensor  # score on the rows that choose
-    validation: Tensor  # score on the validation rows, which choose unless training rows were held out
+    score: Tensor
     epoch: Tensor
     output: Tensor  # on the test rows
 
@@ -121,14 +117,14 @@ class Best(NamedTuple):
 class Stack:
     """The seeds of one data set side by side: data, order of rows, partners, networks."""
 
-    def __init__(self, task: Task, seeds: list[int], holdout: bool = False) -> None:
+    def __init__(self, task: Task, seeds: list[int]) -> None:
         self.task, self.n = task, len(seeds)
         splits = seeds if task.new_split_per_seed else [0]
         self.data = [task.load(seed) for seed in splits] * (len(seeds) // len(splits))
         self.is_class = self.data[0].task == "classification"
-        parts = [_parts(data) if holdout else (data.train, data.validation) for data in self.data]
-        self.train, self.selection = ([pair[i] for pair in parts] for i in (0, 1))
-        self.validation, self.test = [d.validation for d in self.data], [d.test for d in self.data]
+        self.train, self.validation, self.test = (
+            [getattr(data, part) for data in self.data] for part in ("train", "validation", "test")
+        )
         self.x, self.y = (torch.cat([getattr(part, name) for part in self.train]) for name in "xy")
         self.first = torch.arange(self.n)[:, None] * self.train[0].n_rows
         self.order = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -163,7 +159,7 @@ class Stack:
         """Train on the loss of a module, its far ends from ``build``; look at networks after each epoch."""
         draw = self.partners(build) if build else None
         zeros = torch.zeros(self.n, dtype=torch.float64)
-        best = Best(zeros - math.inf, zeros.clone(), zeros.clone(), torch.zeros_like(self.predict(self.test)))
+        best = Best(zeros - math.inf, zeros.clone(), torch.zeros_like(self.predict(self.test)))
 
         def loss(index: Tensor) -> Tensor:
             j = draw(index, self.noise) if draw else index
@@ -173,9 +169,9 @@ class Stack:
         def losses() -> Iterator[Tensor]:
             for epoch in range(self.task.epochs):
                 yield from map(loss, self.batches())
-                score = self.score(self.selection)
-                if bool((better := score >= best.selection).any()):
-                    now = Best(score, self.score(self.validation), zeros + epoch, self.predict(self.test))
+                score = self.score(self.validation)
+                if bool((better := score >= best.score).any()):
+                    now = Best(score, zeros + epoch, self.predict(self.test))
                     for kept, new in zip(best, now, strict=True):
                         kept[better] = new[better]
 
@@ -199,13 +195,6 @@ class Stack:
             return -values.mean(1).sqrt()
         pairs = zip(values, parts, strict=True)
         return values.new_tensor([min(reduce_by(v, part.group).values()) for v, part in pairs])
-
-
-def _parts(data: Dataset) -> tuple[Split, Split]:
-    """Training rows, and a tenth of them that chooses the epoch."""
-    rows = torch.randperm(data.train.n_rows, generator=torch.Generator().manual_seed(0))
-    held, kept = (Split(data.train.x[r], data.train.y[r]) for r in rows.tensor_split([len(rows) // 10]))
-    return kept, held
 
 
 def objective(runs: Stack, method: Method) -> tuple[nn.Module, Build | None]:
@@ -242,17 +231,14 @@ def noise(runs: Stack, kind: str) -> Any:
 
 def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
     """Train all seeds of one setting; one record each."""
-    runs = Stack(TASKS[dataset], seeds, method.get("holdout", False))
-    best = runs.fit(*objective(runs, method))
-    errors = runs.errors(best.output, runs.test)
-    return [
-        {
-            **{"dataset": dataset, "method": method, "seed": seed, "epoch": int(best.epoch[i])},
-            **{"selection": abs(float(best.selection[i])), "validation": abs(float(best.validation[i]))},
-            **{**test_metrics(errors[i], runs, i), "versions": versions()},
-        }
-        for i, seed in enumerate(seeds)
-    ]
+    runs = Stack(TASKS[dataset], seeds)
+    best, records = runs.fit(*objective(runs, method)), []
+    for i, seed in enumerate(seeds):
+        about = {"dataset": dataset, "method": method, "seed": seed, "versions": versions()}
+        chosen = {"epoch": int(best.epoch[i]), "validation": abs(float(best.score[i]))}
+        errors = runs.errors(best.output, runs.test)[i]
+        records.append({**about, **chosen, **test_metrics(errors, runs, i)})
+    return records
 
 
 def test_metrics(errors: Tensor, runs: Stack, i: int) -> Record:
@@ -285,46 +271,39 @@ def name(method: Method) -> str:
 
 
 class Results:
-    """Records of one data set by setting, in the order of seeds."""
+    """Results on one data set by setting."""
 
-    def __init__(self, records: list[Record], dataset: str, holdout: bool = False) -> None:
-        self.accuracy = dataset == "waterbirds"  # larger is better; the others are errors
-        self.scale = 100 if self.accuracy else 1
-        self.runs: dict[str, list[Record]] = {}
-        for r in sorted(records, key=lambda r: r["seed"]):
-            if r["dataset"] == dataset and r["method"].get("holdout", False) == holdout:
-                self.runs.setdefault(name(r["method"]), []).append(r)
+    def __init__(self, values: Values, dataset: str) -> None:
+        self.dataset, self.all, self.values = dataset, values, partial(values, dataset)
+        self.scale = 100 if dataset == "waterbirds" else 1  # accuracies, larger is better; others are errors
         #: Average, and worst group where there are groups.
-        self.keys = [key for key in ("average", "worst") if self.runs and key in self.runs["erm"][0]]
+        self.keys = ["average"] if TASKS[dataset].new_split_per_seed else ["average", "worst"]
 
-    def values(self, setting: str, key: str) -> list[Any]:
-        """One value per seed."""
-        return [record[key] for record in self.runs[setting]]
+    def mean(self, setting: str, key: str) -> float:
+        """Mean over seeds; in percent for accuracies."""
+        return self.scale * statistics.mean(self.values(setting, of=key))
 
     def best(self, key: str, settings: Iterable[str]) -> str:
-        """The setting with the best mean of ``key``."""
-        pick = max if self.accuracy else min
-        return pick(settings, key=lambda setting: statistics.mean(self.values(setting, key)))
+        """The setting with the best mean."""
+        return (max if self.scale > 1 else min)(settings, key=lambda setting: self.mean(setting, key))
 
     def show(self, setting: str, key: str) -> str:
-        """Mean and sample deviation; in percent for accuracies."""
-        values = self.values(setting, key)
-        return spread(values, ".1f", scale=100) if self.accuracy else spread(values, ".4g", ".2g")
+        """Mean and sample deviation."""
+        forms = (".1f", ".1f") if self.scale > 1 else (".4g", ".2g")
+        return spread(self.values(setting, of=key), *forms, scale=self.scale)
 
-    def against_erm(self, settings: list[str], key: str) -> dict[str, str]:
+    def against_erm(self, settings: Iterable[str], key: str) -> dict[str, str]:
         """Mean difference to ERM on the same seeds; p of a paired t test, Holm-corrected over the rows."""
-        erm, gaps = self.values("erm", key), dict[str, list[float]]()
-        for setting in (s for s in settings if s != "erm"):
-            gaps[setting] = [a - b for a, b in zip(self.values(setting, key), erm, strict=True)]
+        rows, erm = {s: (self.dataset, s) for s in settings if s != "erm"}, (self.dataset, "erm")
+        gaps = {setting: self.all.gaps(row, erm, key) for setting, row in rows.items()}
         p = holm(torch.tensor([paired_p(gap) for gap in gaps.values()], dtype=torch.float64)).tolist()
-        means = (self.scale * statistics.mean(gap) for gap in gaps.values())
-        return {s: f"{mean:+.3g} (p = {q:.2g})" for s, mean, q in zip(gaps, means, p, strict=True)}
+        shown = zip(gaps.items(), p, strict=True)
+        return {s: f"{self.scale * statistics.mean(gap):+.3g} (p = {q:.2g})" for (s, gap), q in shown}
 
 
-#: Settings of each noise, in the order of the columns of `grid_table`; those with nothing but the noise.
+#: Settings of each noise, in the order of the columns of `grid_table`.
 GRID = {n: [f"{n}, power {p}{more}" for p in POWERS for more in ("", ", label noise")] for n in NOISES}
-PLAIN = [f"{noise}, power 1" for noise in NOISES]
-PAPER, INTRINSIC = "paper, power 1, sigma_y = sigma", "green intrinsic, power 1"
+PAPER = "paper, power 1, sigma_y = sigma"
 FAMILIES = {
     "elliptic, paper's setting": [PAPER],
     "elliptic, paper's sigma": [*GRID["paper"], PAPER],
@@ -333,82 +312,68 @@ FAMILIES = {
     "elliptic, any noise": [*(setting for settings in GRID.values() for setting in settings), PAPER],
     "elliptic, Green x 1, power 1 (nothing chosen)": ["green 1, power 1"],
     "elliptic, Green x 1 (power and label noise chosen)": GRID["green 1"],
-    "elliptic, Green at the intrinsic dimension": [INTRINSIC],
+    "elliptic, Green at the intrinsic dimension": ["green intrinsic, power 1"],
 }
 
 
-def main_rows(dataset: str, results: Results) -> Iterator[list[str]]:
+def main_rows(results: Results) -> Iterator[list[str]]:
     """Each family at the setting that its validation mean chose, beside the baselines."""
-    chosen = {m: m for m in ("erm", "mixup", "c-mixup") if m in results.runs}
+    baselines = ("erm", "mixup", "c-mixup") if TASKS[results.dataset].bandwidth else ("erm", "mixup")
+    chosen = {m: m for m in baselines}
     chosen |= {family: results.best("validation", settings) for family, settings in FAMILIES.items()}
-    against = [results.against_erm(list(chosen.values()), key) for key in results.keys]
+    against = [results.against_erm(chosen.values(), key) for key in results.keys]
     missing = ["-"] * (2 - len(results.keys))
     for family, setting in chosen.items():
-        scores = [results.show(setting, key) for key in results.keys]
-        gaps = [gap.get(setting, "-") for gap in against]
-        row = [dataset, family, setting if family != setting else "-", results.show(setting, "validation")]
-        yield [*row, *scores, *missing, *gaps, *missing, str(len(results.runs[setting]))]
+        shown = (results.show(setting, key) for key in ("validation", *results.keys))
+        gaps = (gap.get(setting, "-") for gap in against)
+        row = [results.dataset, family, setting if family != setting else "-", *shown, *missing]
+        yield [*row, *gaps, *missing, str(len(results.values(setting, of="seed")))]
 
 
-def rules_row(dataset: str, results: Results, held: Results) -> list[str]:
-    """Does a rule choose the noise well? Test score of what each rule picks (power 1, no label noise)."""
-    key = results.keys[-1]
-
-    def pick(these: Results, by: str) -> str:
-        setting = these.best(by, PLAIN)
-        return f"{setting.split(',')[0]}: {these.show(setting, key)}"
-
-    row = [dataset, key, results.show("erm", key), pick(results, key), pick(results, "validation")]
-    row.append(results.show(INTRINSIC, key))
-    # these runs chose epoch and noise on rows like the training rows, never on the shifted ones
-    return [*row, *([held.show("erm", key), pick(held, "selection")] if held.runs else "--")]
-
-
-def grid_table(dataset: str, results: Results) -> list[str]:
+def grid_table(results: Results) -> list[str]:
     """Every setting: test average, and worst group where there are groups."""
 
     def cell(setting: str) -> str:
-        means = (results.scale * statistics.mean(results.values(setting, key)) for key in results.keys)
-        return " / ".join(f"{mean:.3g}" for mean in means)
+        return " / ".join(f"{results.mean(setting, key):.3g}" for key in results.keys)
 
     head = ["noise", *(f"{power}{star}" for power in POWERS for star in ("", "*"))]
     rows = ([noise, *map(cell, settings)] for noise, settings in GRID.items())
-    keys = " / ".join(results.keys)
-    title = f"**{dataset}**, test {keys}, mean over seeds (columns: partner power; starred: with label noise)"
+    what = f"**{results.dataset}**, test {' / '.join(results.keys)}"
+    title = f"{what}, mean over seeds (columns: partner power; starred: with label noise)"
     return [title, "", *table(head, rows), ""]
 
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All tables."""
-    results = {dataset: Results(records, dataset) for dataset in TASKS}
+    results = [Results(tidy(records), dataset) for dataset in TASKS]
     head = ["data", "method", "setting chosen on validation", "validation", "test average"]
     head += ["test worst group", "average, against ERM", "worst, against ERM", "seeds"]
-    rules = ["data", "score on test", "ERM", "best of the five in hindsight", "picked on validation"]
-    rules += ["intrinsic dimension (no choice)", "held-out tenth of the training rows: ERM", "its pick"]
-    picked = [rules_row(d, r, Results(records, d, holdout=True)) for d, r in results.items()]
     lines = ["### Each family at the setting chosen on validation", ""]
-    lines += table(head, (row for d, r in results.items() for row in main_rows(d, r)), "lll")
-    lines += ["", "### Does a rule choose the noise?", "", *table(rules, picked, "l" * 8)]
-    lines += ["", "### Every setting", "", *(line for d, r in results.items() for line in grid_table(d, r))]
+    lines += table(head, (row for r in results for row in main_rows(r)), "lll")
+    lines += ["", "### Every setting", "", *(line for r in results for line in grid_table(r))]
     return {"tables": "\n".join(lines).rstrip()}
+
+
+def tidy(records: list[Record]) -> Values:
+    """Values by data set and setting."""
+    return Values([{**r, "setting": name(r["method"])} for r in records], "dataset", "setting")
 
 
 def draw() -> None:
     """Where the gain comes from: the error relative to ERM by distance from the training data, power 1."""
     import matplotlib.pyplot as plt
 
-    settings = {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
+    values, settings = tidy(STUDY.read()), {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
     settings |= {f"elliptic, Green x {s}": f"green {s}, power 1" for s in ("0.3", "1")}
     figure, axes = plt.subplots(1, len(TASKS), figsize=(15, 3.2), layout="constrained")
     for axis, dataset in zip(axes, TASKS, strict=True):
-        results = Results(STUDY.read(), dataset)
         for i, (label, setting) in enumerate(settings.items()):
-            if setting not in results.runs:
+            if (dataset, setting) not in values.rows:
                 continue
-            ours, erm = (torch.tensor(results.values(s, "by_distance")) for s in (setting, "erm"))
-            ratios = (1 - ours) / (1 - erm).clamp_min(1e-9) if results.accuracy else ours / erm
-            values = range(1, N_BINS + 1), ratios.mean(0), ratios.std(0) / len(ratios) ** 0.5
-            axis.errorbar(*values, marker="o", ms=4, capsize=2, color=f"C{i}", label=label)
+            ours, erm = (torch.tensor(values(dataset, s, of="by_distance")) for s in (setting, "erm"))
+            ratios = (1 - ours) / (1 - erm).clamp_min(1e-9) if dataset == "waterbirds" else ours / erm
+            points = range(1, N_BINS + 1), ratios.mean(0), ratios.std(0) / len(ratios) ** 0.5
+            axis.errorbar(*points, marker="o", ms=4, capsize=2, color=f"C{i}", label=label)
         axis.axhline(1, color="black", lw=0.8)
         axis.set(title=dataset, xticks=range(1, N_BINS + 1))
         axis.set_xlabel("test rows by distance to training\n(fifths, near to far)")

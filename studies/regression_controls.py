@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import elliptica
 import green_bridge
-from common import Record, Study, paired_p, rounded, spread, table
+from common import Record, Study, Values, paired_p, rounded, spread, table
 from elliptica.baselines import InputNoise
 from elliptica.lab.data import Dataset, Split
 from elliptica.lab.experiments.records import versions
@@ -170,54 +170,38 @@ def run(records: list[Record]) -> Iterator[list[Record]]:
         yield [{**about, "seed": str(seed), "values": found} for seed, found in values]
 
 
-class Rows:
-    """Measurements of one data set by row, in the order of seeds."""
+def tables(dataset: str, values: Values) -> list[str]:
+    """Every row with and without clipping; then how often predictions leave the range, and its luck."""
 
-    def __init__(self, records: list[Record], dataset: str) -> None:
-        mine = sorted((r for r in records if r["dataset"] == dataset), key=lambda r: int(r["seed"]))
-        self.rows = {row: [r["values"] for r in mine if r["row"] == row] for row in ORDER}
+    def show(row: str, what: str) -> str:
+        errors = values(dataset, row, of=f"values.{what}")
+        return spread(errors, ".2f" if statistics.mean(errors) > 1 else ".4f")
 
-    def values(self, row: str, variant: str, column: str = "worst") -> list[float]:
-        """One value for each seed."""
-        return [record[variant][column] for record in self.rows[row]]
-
-    def show(self, row: str, variant: str, column: str = "worst") -> str:
-        """Mean and deviation."""
-        values = self.values(row, variant, column)
-        return spread(values, ".2f" if statistics.mean(values) > 1 else ".4f")
-
-    def against(self, row: str, variant: str, other: str = "erm", column: str = "worst") -> str:
+    def against(row: str, what: str, other: str = "erm") -> str:
         """Mean difference to another row as it is, seed by seed, and p of a paired t test.
 
-        Ensembles overlap and trees have no randomness, so these have no p.
+        Ensembles overlap and trees have no randomness, so these have no p. Ridge regression has no seeds.
         """
-        ours, theirs = self.values(row, variant, column), self.values(other, "plain", column)
-        gaps = [a - b for a, b in zip(ours, theirs, strict=False)]  # ridge has no seeds
+        ours = values(dataset, row, of=f"values.{what}")
+        theirs = values(dataset, other, of=f"values.plain.{what.rpartition('.')[2]}")
+        gaps = [a - b for a, b in zip(ours, theirs, strict=False)]
         if len(set(gaps)) < 2:
             return "-"
         gap = f"{statistics.mean(gaps):+.{2 if statistics.mean(theirs) > 1 else 4}f}"
         return gap if row in (ENSEMBLE, TREES) else f"{gap} (p = {paired_p(gaps):.1g})"
 
-    def share(self, row: str, name: str) -> str:
-        """Mean share in per cent."""
-        return f"{100 * statistics.mean(record[name] for record in self.rows[row]):.0f}"
-
-
-def tables(dataset: str, rows: Rows) -> list[str]:
-    """Every row with and without clipping; then how often predictions leave the range, and its luck."""
-    variants, columns = ("plain", "clipped 0"), ("average", "worst")
     head = ["", "average", "worst", "average, clipped", "worst, clipped"]
     head += ["worst, against ERM", "the same, clipped"]
     wide = ["", "predictions outside, %", "largest row's share of the worst group's squared error, %"]
     wide += ["worst, clipped to the range widened by 5 %", "by 10 %", "by 25 %"]
     errors, ranges = [], []
     for row in ORDER:
-        scores = [rows.show(row, variant, column) for variant in variants for column in columns]
-        errors.append([row, *scores, *(rows.against(row, variant) for variant in variants)])
-        shares = [rows.share(row, name) for name in ("outside", "largest_row")]
-        wider = ["-" if row == ENSEMBLE else rows.show(row, f"clipped {m:g}") for m in MARGINS[1:]]
-        ranges.append([row, *shares, *wider])
-    gaps = "; ".join(f"{c} {rows.against('green', 'plain', 'noise as green', c)}" for c in columns)
+        scores = [show(row, f"{v}.{c}") for v in ("plain", "clipped 0") for c in ("average", "worst")]
+        errors.append([row, *scores, *(against(row, f"{v}.worst") for v in ("plain", "clipped 0"))])
+        shares = (values(dataset, row, of=f"values.{name}") for name in ("outside", "largest_row"))
+        wider = ["-" if row == ENSEMBLE else show(row, f"clipped {m:g}.worst") for m in MARGINS[1:]]
+        ranges.append([row, *(f"{100 * statistics.mean(share):.0f}" for share in shares), *wider])
+    gaps = "; ".join(f"{c} {against('green', f'plain.{c}', 'noise as green')}" for c in ("average", "worst"))
     return [
         *(f"### {dataset}", "", *table(head, errors), ""),
         *(f"### {dataset}: the range", "", *table(wide, ranges), ""),
@@ -227,7 +211,8 @@ def tables(dataset: str, rows: Rows) -> list[str]:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All tables."""
-    lines = [line for dataset in TASKS for line in tables(dataset, Rows(records, dataset))]
+    values = Values(records, "dataset", "row")
+    lines = [line for dataset in TASKS for line in tables(dataset, values)]
     return {"tables": "\n".join(lines).rstrip()}
 
 

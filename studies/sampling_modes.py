@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import elliptica
-from common import Record, Study, paired_p, spread, table
+from common import Record, Study, Values, paired_p, spread, table
 from elliptica.baselines import ERM
 from elliptica.lab.experiments.records import versions
 from green_bridge import SEEDS, TASKS, Stack
@@ -55,7 +55,7 @@ def train(dataset: str, method: str, seed: int) -> Record:
     best = runs.fit(module)
     return {
         **{"dataset": dataset, "method": method, "seed": seed, "epoch": int(best.epoch)},
-        "validation_rmse": -float(best.validation),
+        "validation_rmse": -float(best.score),
         "test_rmse": float(runs.errors(best.output, runs.test).mean().sqrt()),
         "cpu_seconds": time.process_time() - begin,
         "versions": versions(),
@@ -70,17 +70,14 @@ def run(records: list[Record]) -> Iterator[list[Record]]:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """Mean and sample deviation over seeds, and differences to ERM on the same split."""
-    rows, ordered = [], sorted(records, key=lambda r: r["seed"])
+    rows, values = [], Values(records, "dataset", "method")
     for dataset, method, settings in ((d, m, s) for d in N_BRIDGES for m, s in methods(d).items()):
-        runs, erm = (
-            [r for r in ordered if (r["dataset"], r["method"]) == (dataset, name)] for name in (method, "erm")
-        )
-        gaps = [a["test_rmse"] - b["test_rmse"] for a, b in zip(runs, erm, strict=True)]
+        gaps = values.gaps((dataset, method), (dataset, "erm"), "test_rmse")
         gap = f"{statistics.mean(gaps):+.4f} (p = {paired_p(gaps):.2g})" if settings else "-"
-        scores = [spread([r[f"{part}_rmse"] for r in runs]) for part in ("test", "validation")]
-        seconds = statistics.median(r["cpu_seconds"] for r in runs)
+        scores = [spread(values(dataset, method, of=f"{part}_rmse")) for part in ("test", "validation")]
+        seconds = f"{statistics.median(values(dataset, method, of='cpu_seconds')):.1f}"
         n_rows = settings.get("n_times", 1) * settings.get("n_bridges", 1)
-        rows.append([dataset, method, str(n_rows), *scores, gap, f"{seconds:.1f}", str(len(runs))])
+        rows.append([dataset, method, str(n_rows), *scores, gap, seconds, str(len(gaps))])
     head = ["data", "method", "rows per sample", "test RMSE", "validation RMSE", "test, against ERM"]
     return {"table": "\n".join(table([*head, "seconds (CPU)", "seeds"], rows, "ll"))}
 

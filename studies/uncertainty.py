@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from common import Record, Study, accuracy, descend, paired_p, rounded, spread, table
+from common import Record, Study, Values, accuracy, descend, paired_p, rounded, spread, table
 from elliptica import Elliptic, EllipticWarning, Green
 from elliptica._utils.random import stream
 from elliptica._utils.statistics import fit_temperature, holm
@@ -381,23 +381,18 @@ COMPARED = dict(list(SHOWN.items())[2:])
 COMPARED |= {"NLL, corrupted": ("corrupted.nll", 1, 3), "AUROC, outside": ("outside.softmax", 100, 1)}
 
 
-class Runs:
-    """The chosen records with right labels, flat: a row for each data set, method and seed."""
+class Runs(Values):
+    """The chosen records with right labels, by data set and method."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        frame = pd.json_normalize([r for r in records if r["labels"] == "right" and r["chosen"]])
-        for part in ("corrupted", "outside"):  # means over their kinds
-            for name in ("accuracy", "nll", "nll_t", "ece", "ece_t", "softmax", "energy"):
+        super().__init__([r for r in records if r["labels"] == "right" and r["chosen"]], "data", "method")
+        for frame, part in itertools.product(self.rows.values(), ("corrupted", "outside")):
+            for name in ("accuracy", "nll", "nll_t", "ece", "ece_t", "softmax", "energy"):  # mean over kinds
                 frame[f"{part}.{name}"] = frame.filter(regex=rf"^{part}\..*\.{name}$").mean(axis=1)
-        self.frame = frame.set_index(["data", "method", "seed"]).sort_index()
-
-    def values(self, data: str, method: str, measure: str) -> list[Any]:
-        """One value for each seed."""
-        return self.frame.loc[(data, method), measure].tolist()
 
     def mean(self, data: str, method: str, measure: str) -> float:
         """Mean over seeds."""
-        return statistics.mean(self.values(data, method, measure))
+        return statistics.mean(self(data, method, of=measure))
 
     def grid(self, *measures: str, form: str, data: Sequence[str] = DATA) -> list[str]:
         """Tabulate means of measures, in per cent but for likelihoods, by method and data set."""
@@ -418,15 +413,13 @@ def main_table(runs: Runs, data: str) -> list[str]:
     """All methods on the test rows of a data set."""
     shown, rows = {name: SHOWN[name] for name in SHOWN if name != "worst group" or data == "waterbirds"}, []
     for method in METHODS:
-        chosen = runs.values(data, method, "strength")
+        chosen = runs(data, method, of="strength")
         steps = f"step {min(map(int, chosen))} to {max(map(int, chosen))}" if "stopped" in method else ""
-        cells = (
-            spread(runs.values(data, method, m), f".{n}f", scale=scale) for m, scale, n in shown.values()
-        )
-        temperature = f"{statistics.geometric_mean(runs.values(data, method, 'temperature')):.2f}"
+        cells = (spread(runs(data, method, of=m), f".{n}f", scale=scale) for m, scale, n in shown.values())
+        temperature = f"{statistics.geometric_mean(runs(data, method, of='temperature')):.2f}"
         rows.append([method, steps or strengths(chosen), *cells, temperature])
-    sizes = " / ".join(f"{runs.values(data, 'ERM', f'rows.{part}')[0]:.0f}" for part in Problem._fields[:3])
-    about = f"{runs.values(data, 'ERM', 'n_classes')[0]:.0f} classes, {sizes} rows (seed 0)"
+    sizes = " / ".join(f"{runs(data, 'ERM', of=f'rows.{part}')[0]:.0f}" for part in Problem._fields[:3])
+    about = f"{runs(data, 'ERM', of='n_classes')[0]:.0f} classes, {sizes} rows (seed 0)"
     lines = table(["method", "strength", *shown, "T"], rows)
     return [f"**{data}**: {about}, {len(chosen)} seeds", "", *lines, ""]
 
@@ -438,8 +431,7 @@ def differences(runs: Runs) -> dict[tuple[str, ...], tuple[float, float, float]]
     """
     keys, gaps = list(itertools.product(ELLIPTIC, COMPARED, CONTROLS, DATA)), []
     for method, title, control, data in keys:
-        pair = (runs.values(data, name, COMPARED[title][0]) for name in (method, control))
-        gaps.append([a - b for a, b in zip(*pair, strict=True)])
+        gaps.append(runs.gaps((data, method), (data, control), COMPARED[title][0]))
     p = [paired_p(gap) for gap in gaps]
     adjusted = holm(torch.tensor(p, dtype=torch.float64)).tolist()
     return dict(zip(keys, zip(map(statistics.mean, gaps), p, adjusted, strict=True), strict=True))
