@@ -50,14 +50,14 @@ class Study:
         """Record cells of the current draws, in place of those of earlier draws."""
         with locked(self.file):
             new = set(map(self._key, records))
-            kept = [r for r in self.read() if is_current(r) or self._key(r) not in new]
+            kept = [r for r in self.read() if r.get("draws") == DRAWS or self._key(r) not in new]
             write_lines(self.file, [*kept, *({**record, "draws": DRAWS} for record in records)])
 
     def page(self) -> str:
         """The README with its blocks made anew."""
         records = self.read()
         (first, text), *others = self.blocks(records).items()
-        earlier = sum(not is_current(record) for record in records)
+        earlier = sum(record.get("draws") != DRAWS for record in records)
         note = f"Records of earlier random draws, which `run` makes anew: {earlier} of {len(records)}."
         return fill(self.readme, {first: f"{note}\n\n{text}", **dict(others)})
 
@@ -72,17 +72,12 @@ class Study:
         parser.add_argument("what", choices=("run", "table"))
         torch.set_num_threads(1)
         if parser.parse_args().what == "run":
-            for records in run([record for record in self.read() if is_current(record)]):
+            for records in run([record for record in self.read() if record.get("draws") == DRAWS]):
                 self.add(records)
                 print({k: v for k, v in records[0].items() if isinstance(v, str | int)}, flush=True)
         self.readme.write_text(self.page(), encoding="utf-8")
         if draw is not None:
             draw()
-
-
-def is_current(record: Record) -> bool:
-    """Whether a record was made with today's random draws; those without a version are older than it."""
-    return bool(record.get("draws", 0) == DRAWS)
 
 
 def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:

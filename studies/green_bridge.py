@@ -1,12 +1,9 @@
 """Study: when does the PDE's own noise help, and does validation choose its strength?
 
-Trains on five real data sets with the noise of the paper, with Green's law at three strengths and with
-the screened law; four partner laws; label noise on and off; beside ERM, mixup and C-Mixup at the same
-number of network evaluations. Ten seeds. The epoch is chosen on the validation split, the setting by the
-mean validation score. Needs ELLIPTICA_DATA::
+Needs ELLIPTICA_DATA::
 
-    python studies/green_bridge.py run        # what is not recorded yet (an hour or two)
-    python studies/green_bridge.py table      # tables and picture from the records
+python studies/green_bridge.py run        # what is not recorded yet (an hour or two)
+python studies/green_bridge.py table      # tables and picture from the records
 """
 
 from __future__ import annotations
@@ -230,28 +227,23 @@ def noise(runs: Stack, kind: str) -> Any:
 
 
 def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
-    """Train all seeds of one setting; one record each."""
+    """Train all seeds of one setting: average, worst group, and average by distance from training rows."""
     runs = Stack(TASKS[dataset], seeds)
     best, records = runs.fit(*objective(runs, method)), []
-    for i, seed in enumerate(seeds):
-        about = {"dataset": dataset, "method": method, "seed": seed, "versions": versions()}
-        chosen = {"epoch": int(best.epoch[i]), "validation": abs(float(best.score[i]))}
-        errors = runs.errors(best.output, runs.test)[i]
-        records.append({**about, **chosen, **test_metrics(errors, runs, i)})
-    return records
-
-
-def test_metrics(errors: Tensor, runs: Stack, i: int) -> Record:
-    """Average and worst group, and the average by distance from the training data."""
 
     def mean(values: Tensor) -> float:
         return float(values.mean()) if runs.is_class else math.sqrt(values.mean())
 
-    nearest = torch.cdist(runs.test[i].x, runs.train[i].x).amin(1)
-    bins = torch.bucketize(nearest, nearest.quantile(torch.linspace(0, 1, N_BINS + 1)[1:-1]))
-    record = {"average": mean(errors), "by_distance": [mean(errors[bins == b]) for b in range(N_BINS)]}
-    groups = reduce_by(errors, runs.test[i].group, mean).values()
-    return record | ({"worst": (min if runs.is_class else max)(groups)} if groups else {})
+    for i, (seed, errors) in enumerate(zip(seeds, runs.errors(best.output, runs.test), strict=True)):
+        nearest = torch.cdist(runs.test[i].x, runs.train[i].x).amin(1)
+        bins = torch.bucketize(nearest, nearest.quantile(torch.linspace(0, 1, N_BINS + 1)[1:-1]))
+        record = {"dataset": dataset, "method": method, "seed": seed, "versions": versions()}
+        record |= {"epoch": int(best.epoch[i]), "validation": abs(float(best.score[i]))}
+        record |= {"average": mean(errors), "by_distance": [mean(errors[bins == b]) for b in range(N_BINS)]}
+        if groups := reduce_by(errors, runs.test[i].group, mean).values():
+            record["worst"] = (min if runs.is_class else max)(groups)
+        records.append(record)
+    return records
 
 
 def run(records: list[Record]) -> Iterator[list[Record]]:

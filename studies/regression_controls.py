@@ -1,10 +1,6 @@
 """Study: what do simple controls give on SkillCraft and Crime (paper: Table 5)?
 
-Trains ordinary networks, C-Mixup, elliptic training with the paper's and with Green's noise, noise without
-any bridge, and networks on the log of the target. Measures each with and without clipping predictions to the
-range of the training targets, beside ensembles of nine, boosted trees and ridge regression. Loaders, network,
-schedule and the choice of the epoch are those of Table 5. Ten seeds, trained side by side. Needs
-ELLIPTICA_DATA::
+Loaders, network, schedule and the choice of the epoch are those of Table 5. Needs ELLIPTICA_DATA::
 
     python studies/regression_controls.py run      # what is not recorded yet (twenty minutes), then the page
     python studies/regression_controls.py table    # the page from the records
@@ -12,7 +8,6 @@ ELLIPTICA_DATA::
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Iterator
@@ -60,12 +55,6 @@ ENSEMBLE, TREES = "erm, ensemble of 9", "boosted trees"
 ORDER = (*NETWORKS, ENSEMBLE, TREES, "ridge")
 
 
-@functools.cache
-def load(dataset: str) -> Dataset:
-    """The one split of a data set."""
-    return TASKS[dataset].load(0)
-
-
 class LogStack(Stack):
     """Networks that learn ``log(y + shift)``."""
 
@@ -96,11 +85,10 @@ def noise_objective(runs: Stack, law: str) -> tuple[nn.Module, Build | None]:
     return InputNoise(runs.model, runs.loss, sigma=deviation), None
 
 
-@functools.cache
-def train(dataset: str, row: str, seeds: tuple[int, ...]) -> Tensor:
+def train(dataset: str, row: str, seeds: list[int]) -> Tensor:
     """Train networks side by side; predict the test rows at the epoch of the lowest validation RMSE."""
     method = NETWORKS[row]
-    runs = (LogStack if "log" in method else Stack)(TASKS[dataset], list(seeds))
+    runs = (LogStack if "log" in method else Stack)(TASKS[dataset], seeds)
     if isinstance(runs, LogStack):
         runs.shift = SHIFT[dataset]
         runs.y = (runs.y + runs.shift).log()
@@ -134,13 +122,14 @@ def networks(dataset: str, row: str) -> Iterator[Record]:
     """Measure each seed of a row."""
     # in a hidden layer C-Mixup joins rows and partners, which networks side by side would mistake for rows
     is_alone = row == "c-mixup" and TASKS[dataset].manifold is not None
-    for seeds in [(seed,) for seed in SEEDS] if is_alone else [tuple(SEEDS)]:
-        yield from (measure(predictions, load(dataset)) for predictions in train(dataset, row, seeds))
+    data = TASKS[dataset].load(0)
+    for seeds in [[seed] for seed in SEEDS] if is_alone else [SEEDS]:
+        yield from (measure(predictions, data) for predictions in train(dataset, row, seeds))
 
 
 def ensembles(dataset: str) -> Iterator[Record]:
     """Means of ordinary networks of all seeds but one, so that ensembles overlap; clipped before the mean."""
-    data, members = load(dataset), train(dataset, "erm", tuple(SEEDS))
+    data, members = TASKS[dataset].load(0), train(dataset, "erm", SEEDS)
     for seed in SEEDS:
         others = members[torch.arange(len(SEEDS)) != seed]
         inside = others.clamp(float(data.train.y.min()), float(data.train.y.max()))
@@ -150,7 +139,7 @@ def ensembles(dataset: str) -> Iterator[Record]:
 
 def others(dataset: str, row: str) -> Iterator[Record]:
     """Boosted trees with scikit-learn's defaults; ridge regression, its penalty chosen on validation."""
-    data = load(dataset)
+    data = TASKS[dataset].load(0)
     x, held, test = (part.x.double().numpy() for part in (data.train, data.validation, data.test))
     y, wanted = (part.y.double().numpy().ravel() for part in (data.train, data.validation))
     if row == TREES:  # hardly anything in them is random

@@ -1,10 +1,9 @@
-"""Study: what do path and marginal sampling cost, and what do they give, on two real tables?
+"""Study: what do path and marginal sampling cost, and what do they give?
 
-Trains the paper's perceptron on Airfoil and NO2 with the paper's settings (Table 12), ten seeds, the
-epoch chosen on the validation split, and writes one JSON record per run. Needs ELLIPTICA_DATA::
+Needs ELLIPTICA_DATA::
 
-    python studies/sampling_modes.py run       # all runs that are not recorded yet, then the table
-    python studies/sampling_modes.py table     # only the table, from the records
+python studies/sampling_modes.py run       # all runs that are not recorded yet, then the table
+python studies/sampling_modes.py table     # only the table, from the records
 """
 
 from __future__ import annotations

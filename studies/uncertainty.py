@@ -1,9 +1,6 @@
 """Study: how uncertain are classifiers after elliptic training, mixup, noise, label smoothing, in ensembles?
 
-Trains one small network in every way, on six data sets, and measures likelihood, calibration before and after
-temperature scaling, corrupted rows, inputs from elsewhere, selective prediction and confidence far from
-the data; then accuracy after half of the labels were shuffled. Needs ELLIPTICA_DATA and Fashion-MNIST
-(Debian's package dataset-fashion-mnist). About half an hour on one core::
+Needs ELLIPTICA_DATA and Fashion-MNIST (Debian's package dataset-fashion-mnist). Half an hour on one core::
 
     python studies/uncertainty.py run        # what is not recorded yet, then the page
     python studies/uncertainty.py table      # the page from the records
@@ -76,10 +73,6 @@ class Problem(NamedTuple):
         """Number of classes."""
         return int(self.train.y.max()) + 1
 
-    def map(self, change: Callable[[Split], Split]) -> Problem:
-        """Change the parts."""
-        return Problem(*map(change, self[:3]), self.outside)
-
 
 def _rows(part: Split, rows: Tensor | slice) -> Split:
     group = None if part.group is None else part.group[rows]
@@ -95,12 +88,7 @@ def _images(name: str, seed: int) -> Dataset:
 
 
 def read(name: str, seed: int) -> Iterable[Split]:
-    """Training, validation and test rows.
-
-    Half, a fifth and three tenths of scikit-learn's digits; rows of Fashion-MNIST and of PathMNIST, test rows
-    of the latter from another clinical centre; other MedMNIST with a fifth of training and validation held
-    out; Waterbirds as frozen features in their official parts, where only training depends on the seed.
-    """
+    """Training, validation and test rows, as the page says."""
     if name == "waterbirds":
         data = load_waterbirds_features(seed)
         return data.train, data.validation, data.test
@@ -140,8 +128,8 @@ def leave_out(problem: Problem, classes: list[int]) -> Problem:
     kept = [c for c in range(problem.n_classes) if c not in classes]
     number[kept] = torch.arange(len(kept))
     unknown = {"left-out classes": problem.test.x[number[problem.test.y] < 0]}
-    known = problem.map(lambda part: _rows(replace(part, y=number[part.y]), number[part.y] >= 0))
-    return known._replace(outside=unknown | problem.outside)
+    known = (_rows(replace(part, y=number[part.y]), number[part.y] >= 0) for part in problem[:3])
+    return Problem(*known, unknown | problem.outside)
 
 
 def scaled(problem: Problem) -> Problem:
@@ -154,8 +142,8 @@ def scaled(problem: Problem) -> Problem:
     x = shrink(problem.train.x)
     centre, unit = x.mean(0), x.var(0).mean().sqrt()
     outside = {name: (shrink(values) - centre) / unit for name, values in problem.outside.items()}
-    parts = problem.map(lambda part: replace(part, x=(shrink(part.x) - centre) / unit))
-    return parts._replace(outside=outside)
+    parts = (replace(part, x=(shrink(part.x) - centre) / unit) for part in problem[:3])
+    return Problem(*parts, outside)
 
 
 def corruptions(x: Tensor, seed: int) -> dict[str, Tensor]:
@@ -367,18 +355,14 @@ ELLIPTIC = ("elliptic", "elliptic, label noise")
 CONTROLS = ("ERM", "ERM, stopped early", "noise", "smoothing", "noise + smoothing", "mixup")
 #: In the order of the page, controls first.
 METHODS = (*CONTROLS[:2], "ERM, ensemble", *CONTROLS[2:], *ELLIPTIC, "elliptic, ensemble")
-#: Measures by title, with factor and decimals: of the first table, and those that are compared.
-SHOWN = {
-    "accuracy": ("test.accuracy", 100, 1),
-    "worst group": ("test.worst_group", 100, 1),
-    "NLL": ("test.nll", 1, 3),
-    "NLL, T": ("test.nll_t", 1, 3),
-    "ECE": ("test.ece", 100, 1),
-    "ECE, T": ("test.ece_t", 100, 1),
-    "AURC": ("test.aurc", 100, 2),
-}
-COMPARED = dict(list(SHOWN.items())[2:])
-COMPARED |= {"NLL, corrupted": ("corrupted.nll", 1, 3), "AUROC, outside": ("outside.softmax", 100, 1)}
+#: Measures that are compared, and their titles; all but the last are better when small.
+COMPARED = {f"test.{m}": m.upper().replace("_", ", ") for m in ("nll", "nll_t", "ece", "ece_t", "aurc")}
+COMPARED |= {"corrupted.nll": "NLL, corrupted", "outside.softmax": "AUROC, outside"}
+
+
+def unit(measure: str) -> tuple[int, int]:
+    """Factor and decimals: likelihoods as they are, others in per cent."""
+    return (1, 3) if "nll" in measure else (100, 2 if "aurc" in measure else 1)
 
 
 class Runs(Values):
@@ -398,7 +382,7 @@ class Runs(Values):
         """Tabulate means of measures, in per cent but for likelihoods, by method and data set."""
 
         def cell(name: str, method: str) -> str:
-            return form.format(*((1 if "nll" in m else 100) * self.mean(name, method, m) for m in measures))
+            return form.format(*(unit(m)[0] * self.mean(name, method, m) for m in measures))
 
         return table(["method", *data], ([method, *(cell(d, method) for d in data)] for method in METHODS))
 
@@ -411,16 +395,19 @@ def strengths(chosen: Sequence[str]) -> str:
 
 def main_table(runs: Runs, data: str) -> list[str]:
     """All methods on the test rows of a data set."""
-    shown, rows = {name: SHOWN[name] for name in SHOWN if name != "worst group" or data == "waterbirds"}, []
+    titles = {"test.accuracy": "accuracy", "test.worst_group": "worst group", **COMPARED}
+    shown = [m for m in titles if "test" in m and not pd.isna(runs(data, "ERM", of=m)[0])]
+    rows = []
     for method in METHODS:
         chosen = runs(data, method, of="strength")
         steps = f"step {min(map(int, chosen))} to {max(map(int, chosen))}" if "stopped" in method else ""
-        cells = (spread(runs(data, method, of=m), f".{n}f", scale=scale) for m, scale, n in shown.values())
+        units = ((m, *unit(m)) for m in shown)
+        cells = (spread(runs(data, method, of=m), f".{n}f", scale=scale) for m, scale, n in units)
         temperature = f"{statistics.geometric_mean(runs(data, method, of='temperature')):.2f}"
         rows.append([method, steps or strengths(chosen), *cells, temperature])
     sizes = " / ".join(f"{runs(data, 'ERM', of=f'rows.{part}')[0]:.0f}" for part in Problem._fields[:3])
     about = f"{runs(data, 'ERM', of='n_classes')[0]:.0f} classes, {sizes} rows (seed 0)"
-    lines = table(["method", "strength", *shown, "T"], rows)
+    lines = table(["method", "strength", *(titles[m] for m in shown), "T"], rows)
     return [f"**{data}**: {about}, {len(chosen)} seeds", "", *lines, ""]
 
 
@@ -430,27 +417,22 @@ def differences(runs: Runs) -> dict[tuple[str, ...], tuple[float, float, float]]
     By method, measure, control and data set; all comparisons of the page are corrected together.
     """
     keys, gaps = list(itertools.product(ELLIPTIC, COMPARED, CONTROLS, DATA)), []
-    for method, title, control, data in keys:
-        gaps.append(runs.gaps((data, method), (data, control), COMPARED[title][0]))
+    for method, measure, control, data in keys:
+        gaps.append(runs.gaps((data, method), (data, control), measure))
     p = [paired_p(gap) for gap in gaps]
     adjusted = holm(torch.tensor(p, dtype=torch.float64)).tolist()
     return dict(zip(keys, zip(map(statistics.mean, gaps), p, adjusted, strict=True), strict=True))
 
 
-def paired_tables(runs: Runs) -> list[str]:
-    """Elliptic training less each control, for each measure; all but the last are better when small."""
-    found, lines = differences(runs), []
-    for method in ELLIPTIC:
-        lines += [f"*{method.capitalize()}*, less each control", ""]
-        for title, (_, scale, n) in COMPARED.items():
-            rows = []
-            for control in CONTROLS:
-                row = [found[method, title, control, data] for data in DATA]
-                cells = (f"{scale * mean:+.{n}f} (p = {p:.2g}){'*' * (q < 0.05)}" for mean, p, q in row)
-                better = sum(mean > 0 if "AUROC" in title else mean < 0 for mean, _, _ in row)
-                rows.append([control, *cells, f"{better} of {len(row)}"])
-            lines += [*table([title, *DATA, "better in"], rows), ""]
-    return lines
+def paired_table(runs: Runs) -> list[str]:
+    """Elliptic training less each control, for each measure."""
+    found, rows = differences(runs), []
+    for method, measure, control in itertools.product(ELLIPTIC, COMPARED, CONTROLS):
+        row, (scale, n) = [found[method, measure, control, data] for data in DATA], unit(measure)
+        cells = (f"{scale * mean:+.{n}f} (p = {p:.2g}){'*' * (q < 0.05)}" for mean, p, q in row)
+        better = sum(mean > 0 if "outside" in measure else mean < 0 for mean, _, _ in row)
+        rows.append([method, COMPARED[measure], control, *cells, f"{better} of {len(row)}"])
+    return table(["method", "measure", "control", *DATA, "better in"], rows, "lll")
 
 
 def shuffled_table(records: list[Record]) -> list[str]:
@@ -487,7 +469,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
         "outside": outside,
         "far": runs.grid(*(f"far.{t}" for t in FACTORS), form=" / ".join(["{:.1f}"] * len(FACTORS))),
         "shuffled": shuffled_table(records),
-        "paired": paired_tables(runs),
+        "paired": paired_table(runs),
     }
     return {mark: "\n".join(text).strip() for mark, text in lines.items()}
 

@@ -187,8 +187,10 @@ def test_left_out_classes_are_gone_and_scaling_uses_training_rows():
 
 def test_paired_differences_of_the_page_are_those_of_scipy():
     runs = uncertainty.Runs(uncertainty.STUDY.read())
-    for (method, title, control, data), (_, p, adjusted) in list(uncertainty.differences(runs).items())[::25]:
-        pair = (runs.values(data, name, uncertainty.COMPARED[title][0]) for name in (method, control))
+    for (method, measure, control, data), (_, p, adjusted) in list(uncertainty.differences(runs).items())[
+        ::25
+    ]:
+        pair = (runs(data, name, of=measure) for name in (method, control))
         assert p == pytest.approx(stats.ttest_rel(*pair).pvalue)
         assert adjusted >= p
 
