@@ -18,6 +18,9 @@ from elliptica.lab.experiments.records import DRAWS, locked, read_lines, write_l
 
 ROOT = Path(__file__).resolve().parent.parent
 Record = dict[str, Any]
+#: Blocks of a page from the records; from the records that are done to those of one cell after another.
+Blocks = Callable[[list[Record]], dict[str, str]]
+Run = Callable[[list[Record]], Iterator[list[Record]]]
 
 
 class Study:
@@ -27,9 +30,7 @@ class Study:
     the version of their random draws: those of earlier draws are shown and counted until `run` replaces them.
     """
 
-    def __init__(
-        self, name: str, blocks: Callable[[list[Record]], dict[str, str]], cell: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, blocks: Blocks, cell: Sequence[str]) -> None:
         self.folder = ROOT / "results" / name
         self.file, self.readme = self.folder / "records.jsonl.gz", self.folder / "README.md"
         self.blocks, self.cell = blocks, cell
@@ -61,12 +62,7 @@ class Study:
         note = f"Records of earlier random draws, which `run` makes anew: {earlier} of {len(records)}."
         return fill(self.readme, {first: f"{note}\n\n{text}", **dict(others)})
 
-    def main(
-        self,
-        about: str | None,
-        run: Callable[[list[Record]], Iterator[list[Record]]],
-        draw: Callable[[], None] | None = None,
-    ) -> None:
+    def main(self, about: str | None, run: Run, draw: Callable[[], None] = lambda: None) -> None:
         """Command line: ``run`` adds to the records what ``run(records)`` yields; both write the page."""
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
         parser.add_argument("what", choices=("run", "table"))
@@ -76,8 +72,7 @@ class Study:
                 self.add(records)
                 print({k: v for k, v in records[0].items() if isinstance(v, str | int)}, flush=True)
         self.readme.write_text(self.page(), encoding="utf-8")
-        if draw is not None:
-            draw()
+        draw()
 
 
 def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:

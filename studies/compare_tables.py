@@ -30,7 +30,6 @@ from common import ROOT, Record, Study, table
 
 #: CSV files and models.
 WORK = ROOT / "data" / "compare"
-HELD_OUT = 0.2
 MODELS = ("saved winner", "HistGradientBoosting", "MLP")
 
 
@@ -86,7 +85,7 @@ def split(frame: pd.DataFrame, together: str | None) -> tuple[pd.DataFrame, pd.D
     """Put a fifth of the rows aside, at random."""
     rows = frame[together] if together else frame.index.to_series()
     keys = np.random.default_rng(0).permutation(rows.unique())
-    held = rows.isin(keys[: round(HELD_OUT * len(keys))].tolist())
+    held = rows.isin(keys[: round(len(keys) / 5)].tolist())
     return frame[~held], frame[held]
 
 

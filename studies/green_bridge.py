@@ -337,7 +337,8 @@ def grid_table(results: Results) -> list[str]:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All tables."""
-    results = [Results(tidy(records), dataset) for dataset in TASKS]
+    values = Values([{**r, "setting": name(r["method"])} for r in records], "dataset", "setting")
+    results = [Results(values, dataset) for dataset in TASKS]
     head = ["data", "method", "setting chosen on validation", "validation", "test average"]
     head += ["test worst group", "average, against ERM", "worst, against ERM", "seeds"]
     lines = ["### Each family at the setting chosen on validation", ""]
@@ -346,16 +347,12 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"tables": "\n".join(lines).rstrip()}
 
 
-def tidy(records: list[Record]) -> Values:
-    """Values by data set and setting."""
-    return Values([{**r, "setting": name(r["method"])} for r in records], "dataset", "setting")
-
-
 def draw() -> None:
     """Where the gain comes from: the error relative to ERM by distance from the training data, power 1."""
     import matplotlib.pyplot as plt
 
-    values, settings = tidy(STUDY.read()), {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
+    values = Values([{**r, "setting": name(r["method"])} for r in STUDY.read()], "dataset", "setting")
+    settings = {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
     settings |= {f"elliptic, Green x {s}": f"green {s}, power 1" for s in ("0.3", "1")}
     figure, axes = plt.subplots(1, len(TASKS), figsize=(15, 3.2), layout="constrained")
     for axis, dataset in zip(axes, TASKS, strict=True):

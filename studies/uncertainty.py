@@ -118,7 +118,9 @@ def load(name: str, seed: int, *, all_classes: bool = False) -> Problem:
     if name in LEFT_OUT and not all_classes:
         problem = leave_out(problem, [(2 * seed + i) % problem.n_classes for i in range(2)])
     problem = scaled(problem)
-    problem.outside["shuffled columns"] = shuffled_columns(problem.test.x, seed)
+    x = problem.test.x  # every feature keeps its law, and they no longer belong together
+    order = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).argsort(0)
+    problem.outside["shuffled columns"] = x.gather(0, order)
     return problem
 
 
@@ -153,11 +155,6 @@ def corruptions(x: Tensor, seed: int) -> dict[str, Tensor]:
     if x.ndim == 2:
         return noisy | {"half missing": x * (torch.rand(x.shape, generator=generator) < 0.5)}  # the mean is 0
     return noisy | {"blur": nn.functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False)}
-
-
-def shuffled_columns(x: Tensor, seed: int) -> Tensor:
-    """Shuffle each column by itself: every feature keeps its law, and they no longer belong together."""
-    return x.gather(0, torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).argsort(0))
 
 
 #: From a network, a loss and the number of classes to an objective.
@@ -374,15 +371,11 @@ class Runs(Values):
             for name in ("accuracy", "nll", "nll_t", "ece", "ece_t", "softmax", "energy"):  # mean over kinds
                 frame[f"{part}.{name}"] = frame.filter(regex=rf"^{part}\..*\.{name}$").mean(axis=1)
 
-    def mean(self, data: str, method: str, measure: str) -> float:
-        """Mean over seeds."""
-        return statistics.mean(self(data, method, of=measure))
-
     def grid(self, *measures: str, form: str, data: Sequence[str] = DATA) -> list[str]:
         """Tabulate means of measures, in per cent but for likelihoods, by method and data set."""
 
         def cell(name: str, method: str) -> str:
-            return form.format(*(unit(m)[0] * self.mean(name, method, m) for m in measures))
+            return form.format(*(unit(m)[0] * statistics.mean(self(name, method, of=m)) for m in measures))
 
         return table(["method", *data], ([method, *(cell(d, method) for d in data)] for method in METHODS))
 
