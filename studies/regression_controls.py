@@ -97,15 +97,18 @@ def train(dataset: str, row: str, seeds: list[int]) -> Tensor:
     return runs.fit(*objective).output[..., 0]
 
 
-def measure(predictions: Tensor, data: Dataset) -> Record:
-    """Errors with and without clipping, how often predictions leave the range, and what one row carries."""
-    y, group = data.test.y.flatten().double(), data.test.group
+def measure(members: Tensor, data: Dataset) -> Record:
+    """Errors with and without clipping, how often predictions leave the range, and what one row carries.
+
+    Predictions are means of those of the members, which are clipped before, as `EllipticRegressor` does.
+    """
+    y, group, predictions = data.test.y.flatten().double(), data.test.group, members.mean(0)
     assert group is not None
     low, high = float(data.train.y.min()), float(data.train.y.max())
     record: Record = {"plain": _errors(predictions, y, group)}
     for margin in MARGINS:
         extra = margin * (high - low)
-        record[f"clipped {margin:g}"] = _errors(predictions.clamp(low - extra, high + extra), y, group)
+        record[f"clipped {margin:g}"] = _errors(members.clamp(low - extra, high + extra).mean(0), y, group)
     inside = (predictions - y).square()[group == record["plain"]["group"]]
     record["outside"] = float(((predictions < low) | (predictions > high)).double().mean())
     return rounded({**record, "largest_row": float(inside.max() / inside.sum())}, 6)
@@ -118,45 +121,36 @@ def _errors(predictions: Tensor, y: Tensor, group: Tensor) -> Record:
     return {"average": float(squares.mean().sqrt()), "worst": by_group[worst], "group": int(worst)}
 
 
-def networks(dataset: str, row: str) -> Iterator[Record]:
-    """Measure each seed of a row."""
-    # in a hidden layer C-Mixup joins rows and partners, which networks side by side would mistake for rows
-    is_alone = row == "c-mixup" and TASKS[dataset].manifold is not None
-    data = TASKS[dataset].load(0)
-    for seeds in [[seed] for seed in SEEDS] if is_alone else [SEEDS]:
-        yield from (measure(predictions, data) for predictions in train(dataset, row, seeds))
+def predict(dataset: str, row: str, data: Dataset) -> Iterator[Tensor]:
+    """Predictions of the members of each seed: one of most rows, nine others of an ensemble.
 
-
-def ensembles(dataset: str) -> Iterator[Record]:
-    """Means of ordinary networks of all seeds but one, so that ensembles overlap; clipped before the mean."""
-    data, members = TASKS[dataset].load(0), train(dataset, "erm", SEEDS)
-    for seed in SEEDS:
-        others = members[torch.arange(len(SEEDS)) != seed]
-        inside = others.clamp(float(data.train.y.min()), float(data.train.y.max()))
-        clipped = measure(inside.mean(0), data)["plain"]  # as `EllipticRegressor` does
-        yield {**measure(others.mean(0), data), "clipped 0": clipped}
-
-
-def others(dataset: str, row: str) -> Iterator[Record]:
-    """Boosted trees with scikit-learn's defaults; ridge regression, its penalty chosen on validation."""
-    data = TASKS[dataset].load(0)
-    x, held, test = (part.x.double().numpy() for part in (data.train, data.validation, data.test))
-    y, wanted = (part.y.double().numpy().ravel() for part in (data.train, data.validation))
-    if row == TREES:  # hardly anything in them is random
-        models = [HistGradientBoostingRegressor(random_state=seed).fit(x, y) for seed in SEEDS]
+    Boosted trees have scikit-learn's defaults; the penalty of ridge regression is chosen on validation.
+    """
+    if row in NETWORKS:
+        # in a hidden layer C-Mixup joins rows and partners: networks side by side would take them for rows
+        is_alone = row == "c-mixup" and TASKS[dataset].manifold is not None
+        for seeds in [[seed] for seed in SEEDS] if is_alone else [SEEDS]:
+            yield from train(dataset, row, seeds)[:, None]
+    elif row == ENSEMBLE:  # of all seeds but one, so that ensembles overlap
+        networks = train(dataset, "erm", SEEDS)
+        yield from (networks[torch.arange(len(SEEDS)) != seed] for seed in SEEDS)
     else:
-        models = [Ridge(alpha=alpha).fit(x, y) for alpha in np.logspace(-3, 3, 13).tolist()]
-        models = [min(models, key=lambda model: np.mean((model.predict(held) - wanted) ** 2))]
-    yield from (measure(torch.from_numpy(model.predict(test)).double(), data) for model in models)
+        x, held, test = (part.x.double().numpy() for part in (data.train, data.validation, data.test))
+        y, wanted = (part.y.double().numpy().ravel() for part in (data.train, data.validation))
+        if row == TREES:  # hardly anything in them is random
+            models = [HistGradientBoostingRegressor(random_state=seed).fit(x, y) for seed in SEEDS]
+        else:
+            models = [Ridge(alpha=alpha).fit(x, y) for alpha in np.logspace(-3, 3, 13).tolist()]
+            models = [min(models, key=lambda model: np.mean((model.predict(held) - wanted) ** 2))]
+        yield from (torch.from_numpy(model.predict(test))[None].double() for model in models)
 
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Do what is not recorded yet, row by row."""
     for dataset, row in STUDY.missing(records, [(dataset, row) for dataset in TASKS for row in ORDER]):
-        measured = networks(dataset, row) if row in NETWORKS else others(dataset, row)
-        about = {"dataset": dataset, "row": row, "versions": versions()}
-        values = enumerate(ensembles(dataset) if row == ENSEMBLE else measured)
-        yield [{**about, "seed": str(seed), "values": found} for seed, found in values]
+        data, about = TASKS[dataset].load(0), {"dataset": dataset, "row": row, "versions": versions()}
+        measured = enumerate(measure(members, data) for members in predict(dataset, row, data))
+        yield [{**about, "seed": str(seed), "values": values} for seed, values in measured]
 
 
 def tables(dataset: str, values: Values) -> list[str]:

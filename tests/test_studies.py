@@ -96,7 +96,7 @@ def regression_data(test_y, group):
 def test_clipping_and_widening():
     """Targets at 10 and 30; predictions leave the range by 3 and 4, of a width of 20."""
     data = regression_data([10.0, 30.0], [1, 2])
-    found = regression_controls.measure(torch.tensor([7.0, 34.0], dtype=torch.float64), data)
+    found = regression_controls.measure(torch.tensor([[7.0, 34.0]], dtype=torch.float64), data)
     assert found["plain"] == {"average": pytest.approx(math.sqrt(12.5), rel=1e-5), "worst": 4.0, "group": 2}
     assert found["clipped 0"]["average"] == found["clipped 0"]["worst"] == 0
     assert found["clipped 0.05"]["worst"] == 1  # the range is 9 to 31
