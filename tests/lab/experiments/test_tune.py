@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
+from elliptica import EllipticWarning
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments import run as module
-from elliptica.lab.experiments.choice import apply_choices, read_choices, with_values
-from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.choice import apply_choices, keep_choice, read_choices, with_values
+from elliptica.lab.experiments.records import DRAWS, read_records
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.specification import (
     Range,
@@ -59,6 +60,9 @@ def test_the_best_trial_on_validation_is_chosen(toy, tmp_path):
     (tuned,) = apply_choices([erm], tmp_path)
     assert tuned.training["lr"] == chosen["values"]["training.lr"] != 1e-6
     assert tuned.seed == erm.seed
+    keep_choice(tmp_path, erm, {**chosen, "draws": DRAWS - 1})
+    with pytest.warns(EllipticWarning, match="draws"):
+        assert apply_choices([erm], tmp_path) == [tuned]
     for other in (mixup, *runs("toy", toy, methods=["erm"], training={"epochs": 5})):  # another choice
         with pytest.raises(SpecificationError, match=other.row):
             apply_choices([other], tmp_path)

@@ -312,7 +312,7 @@ def test_a_loss_that_diverges_is_named():
     ("settings", "message"),
     [
         ({"epochs": 0}, "epochs"),
-        ({"lr": -1.0}, "lr"),
+        ({"lr": math.inf}, "lr"),
         ({"optimizer": "adm"}, "optimizer"),
         ({"momentum": 0.9}, "momentum"),
     ],

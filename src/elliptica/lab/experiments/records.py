@@ -77,7 +77,7 @@ class Record(_Part):
     versions: dict[str, Any]
     rows: dict[str, dict[str, Any]] = {}  # by part of the data: how many, of each class and group
     method: dict[str, Any] = {}  # what the method says about itself
-    curves: dict[str, list[float | None]] = {}  # loss and validation score of each epoch
+    curves: dict[str, list[float | None]] = {}  # validation score of each epoch
     #: Right answers after every epoch, by part and class (or group).
     right: dict[str, dict[str, list[int]]] = {}
 

@@ -32,6 +32,7 @@ RULE = (
 )
 DAGGER = "†"
 OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to the digit."
+HIDDEN = "runs were made with earlier random draws: elliptica run does them anew, --all-draws shows them"
 
 
 def dagger_of(records: Iterable[Record]) -> str:
@@ -84,13 +85,17 @@ def make_table(
     part: Part = "test",
     remarks: tuple[str, ...] = (),
     epoch: Epoch = "chosen",
+    *,
+    all_draws: bool = False,
 ) -> Table:
     """Collect the records of the runs that a table consists of.
 
     The validation part is for choices among methods; the paper's values stand beside the test part only.
-    ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`.
+    ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`. Records with earlier
+    random draws, which a new run does not repeat to the digit, are only counted, or marked if ``all_draws``.
     """
-    by_run = {(record.run.key, record.run.seed): record for record in records}
+    recorded = {(record.run.key, record.run.seed): record for record in records}
+    by_run = {place: record for place, record in recorded.items() if all_draws or record.draws == DRAWS}
     papers = _papers(name, specification, wanted) if part == "test" and epoch != "best" else {}
     cells: dict[Place, Cell] = {}
     for run in wanted:
@@ -115,7 +120,9 @@ def make_table(
     can_be_bold = any(len(cell.values) >= MIN_SEEDS for cell in cells.values())
     notes.append(RULE if can_be_bold else SPREAD)
     notes.append(OLD * any(cell.is_old for cell in cells.values()))
-    if missing := sum((run.key, run.seed) not in by_run for run in wanted):
+    if hidden := [record.run.row for place, record in recorded.items() if place not in by_run]:
+        notes.append(f"{len(hidden)} {HIDDEN} ({', '.join(dict.fromkeys(hidden))}).")
+    if missing := sum((run.key, run.seed) not in recorded for run in wanted):
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
     decimals = {d: _decimals(cells, d, specification.metric) for d in datasets}
     title = f"{specification.title} ({specification.paper})" if specification.paper else specification.title

@@ -263,7 +263,7 @@ def fit(
 def _is_finished(state: State, settings: TrainingSettings, budget: int | None) -> bool:
     if state.epoch >= settings.epochs if budget is None else state.evaluations >= budget:
         return True
-    return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience > 0
+    return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience
 
 
 def _end(state: State, trained: Trained, budget: int | None) -> EpochEnd:
