@@ -4,6 +4,7 @@ After such a change raise `elliptica.lab.experiments.records.DRAWS`, and put wha
 PYTHONPATH=src:tests python tests/lab/experiments/test_draws.py
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -51,4 +52,5 @@ def test_runs_give_the_numbers_of_these_draws(kind, tmp_path):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        print(f"EXPECTED = {{{DRAWS}: { ({kind: losses(kind, Path(folder)) for kind in KINDS}) }}}")
+        found = {kind: losses(kind, Path(folder)) for kind in KINDS}
+    sys.stdout.write(f"EXPECTED = {{{DRAWS}: {found}}}\n")

@@ -10,7 +10,7 @@ from elliptica import Elliptic, InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.context import ModuleObjective, environment
-from elliptica.lab.experiments.methods import Released, elliptic_settings, rows_per_sample
+from elliptica.lab.experiments.methods import Released, elliptic_settings
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
 from experiment_cases import (
@@ -23,6 +23,9 @@ from experiment_cases import (
     numbers,
     run_of,
 )
+
+#: Rows that go through the network for each sample of a step, where it is not one.
+ROWS = {"mixupe": 2, "regmixup": 2, "path": 5}
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path
     record = do_run(run, Options(tmp_path), epochs.append)
     assert epochs[-1].loss < epochs[0].loss or method in ("irm", "ib-irm")
     if method not in ("jtt", "umix", "smote", "domainmix"):  # which go over other rows
-        assert record.cost.evaluations == 4 * 48 * rows_per_sample(method, run.settings)
+        assert record.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_methods_for_real_targets_train_and_resume(line, method, tmp_path):
     epochs = []
     whole = do_run(run, Options(tmp_path / "whole"), epochs.append)
     assert epochs[-1].loss < epochs[0].loss
-    assert whole.cost.evaluations == 4 * 48 * rows_per_sample(method, run.settings)
+    assert whole.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
     assert numbers(killed_and_resumed(run, tmp_path / "killed")) == numbers(whole)
 
 
@@ -86,8 +89,7 @@ def test_matched_methods_cost_what_ordinary_training_does(groups, method, tmp_pa
     name = "elliptic" if method == "path" else method
     run = run_of(name, settings=settings, training={"epochs": 12}, match_evaluations=True)
     spent = do_run(run, Options(tmp_path)).cost.evaluations
-    rows = rows_per_sample(name, run.settings)
-    assert 12 * 48 <= spent < 12 * 48 + 16 * rows
+    assert 12 * 48 <= spent < 12 * 48 + 16 * ROWS.get(method, 1)
 
 
 def test_fish_without_a_way_to_go_stays_where_it_is(groups, tmp_path):
@@ -156,11 +158,11 @@ def test_umix_weighs_rows_that_were_wrong():
     data = load_groups()
     ready = make_ready("umix", {"eta": 10.0, "start": 0.0, "length": 0.5}, data, network(data))
     assert ready.details["window"] == [0, 1]
-    assert ready.details["weighted_share"] == float((ready.objective.weights > 1).double().mean()) > 0
-    weights = ready.objective.weights
+    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    weights = ready.objective.more(batch)["sample_weight"]
+    assert ready.details["weighted_share"] == float((weights > 1).double().mean()) > 0
     assert weights.min() >= 1
     assert weights.max() <= 11
-    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
     assert ready.objective(nn.Sequential(), batch).isfinite()
 
 
@@ -328,14 +330,6 @@ def test_scaled_targets_change_training_and_not_the_units(line, tmp_path):
     assert average > 0.2 * float(plain.test.y.std())  # not an error in units of the range
     with pytest.raises(ValueError, match="classes"):
         scale_targets(load_groups())
-
-
-def test_rows_per_sample():
-    assert rows_per_sample("erm", {}) == 1
-    assert rows_per_sample("mixupe", {}) == 2
-    assert rows_per_sample("c-mixup", {"at": "1"}) == 2
-    assert rows_per_sample("elliptic", {"sampling": "path", "n_times": 5, "n_bridges": 20}) == 100
-    assert rows_per_sample("elliptic", {"n_bridges": 4}) == 4
 
 
 @pytest.mark.statistical

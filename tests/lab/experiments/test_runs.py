@@ -77,7 +77,6 @@ def test_records_hold_what_is_needed_to_repeat_them(toy, tmp_path):
     record = do_run(wanted, Options(tmp_path))
     assert record.run == wanted
     assert record.cost.evaluations == 3 * 20 * 3  # epochs, rows, points on a path
-    assert record.cost.rows_per_sample == 3
     assert {"torch", "elliptica", "python"} <= set(record.versions)
     assert len(record.curves["validation"]) == 3
     assert record.rows["train"] == {"rows": 20}
@@ -272,7 +271,7 @@ def deadly(settings, context):
 def test_a_run_that_kills_its_worker_stops_no_other(tmp_path):
     text = MOONS.replace("[methods.erm]", "[methods.deadly]\n[methods.erm]")
     (tmp_path / "deadly.py").write_text(DEADLY)
-    wanted = runs("moons", parse_specification(text, "moons"))
+    wanted = runs("moons", parse_specification(text, "moons"), seeds=1)
     options = Options(tmp_path / "runs", jobs=2, plugins=(str(tmp_path / "deadly.py"),))
     failures = do_runs(wanted, options)
     assert set(failures) == {run_hash(each) for each in wanted if each.method == "deadly"}

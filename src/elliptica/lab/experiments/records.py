@@ -154,11 +154,6 @@ def is_recorded(out: Path, run: Run, *, with_epochs: bool = False) -> bool:
     return record is not None and (not with_epochs or bool(record.right))
 
 
-def checkpoint_file(out: Path, run: Run) -> Path:
-    """Where the checkpoint of a run is while it runs."""
-    return out / "checkpoints" / f"{run_hash(run)}.safetensors"
-
-
 def model_file(out: Path, run: Run) -> Path:
     """Where the selected weights of a run are, if they are kept."""
     return out / "models" / f"{run_hash(run)}.safetensors"

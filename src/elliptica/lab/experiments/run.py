@@ -29,11 +29,10 @@ from elliptica._utils.random import stream
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import metrics
 from elliptica.lab.experiments.context import Context
-from elliptica.lab.experiments.methods import METHODS, make_loss, prepare, rows_per_sample
+from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
 from elliptica.lab.experiments.records import (
     DRAWS,
     Record,
-    checkpoint_file,
     is_recorded,
     model_file,
     records_of,
@@ -132,7 +131,6 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             "right": _by_epoch(result.observed) if options.every_epoch else {},
             "cost": {
                 "evaluations": result.evaluations + method.evaluations,
-                "rows_per_sample": rows_per_sample(run.method, run.settings),
                 "epochs": result.epochs,
                 "seconds": result.seconds + method.seconds,
                 "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
@@ -146,12 +144,11 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
 
 def checkpoint_of(run: Run, options: Options) -> Path:
     """Return where a run keeps its checkpoint; other plugins, or answers of every epoch, have another."""
-    file = checkpoint_file(options.out, run)
     kind = "-epochs" if options.every_epoch else ""
     if options.plugins:  # code that was changed must not go on from what it did before
         code = b"".join(Path(plugin).read_bytes() for plugin in options.plugins)
         kind += "-" + hashlib.blake2b(code, digest_size=4).hexdigest()
-    return file.with_name(f"{file.stem}{kind}{file.suffix}")
+    return options.out / "checkpoints" / f"{run_hash(run)}{kind}.safetensors"
 
 
 def _by_epoch(observed: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
