@@ -218,13 +218,14 @@ def test_hidden_lines_to_the_partners_of_c_mixup():
     settings = {**HIDDEN_KERNEL, "bandwidth": 1.0, "n_times": 3, "n_bridges": 4}
     objective = make_ready("elliptic", settings, data, model).objective
     batch = Batch(train.x[rows], train.y[rows], None, rows, torch.Generator().manual_seed(3))
-    generator = torch.Generator().manual_seed(3)
-    partners = objective.table.sample(rows.repeat_interleave(4), generator=generator).view(16, 4)
+    same = dataclasses.replace(batch, generator=torch.Generator().manual_seed(3))
+    ends = [part.unbind(1) for part in objective.more(same)["end"]]
     losses = []
     for share in (0.0, 0.5, 1.0):
-        for j in partners.T:
-            hidden = torch.lerp(model[:2](batch.x), model[:2](train.x[j]), share)
-            losses.append((model[2:](hidden) - torch.lerp(batch.y, train.y[j], share)).square().mean())
+        for end_x, end_y in zip(*ends, strict=True):
+            hidden = torch.lerp(model[:2](batch.x), model[:2](end_x), share)
+            losses.append((model[2:](hidden) - torch.lerp(batch.y, end_y, share)).square().mean())
+    assert len(losses) == 12
     assert torch.allclose(objective(model, batch), torch.stack(losses).mean(), rtol=1e-5)
 
 
@@ -243,12 +244,13 @@ def test_kernel_partners_follow_c_mixup_s_law(generator):
     """Over the whole training set, oneself included, and each bridge with a partner of its own."""
     data = load_line()
     settings = {**HIDDEN_KERNEL, "bandwidth": 1.5, "n_bridges": 1000}
-    table = make_ready("elliptic", settings, data, network(data)).objective.table
-    found = table.sample(torch.full((1000,), 7), generator=generator)
+    objective = make_ready("elliptic", settings, data, network(data)).objective
+    rows = torch.tensor([7])
+    _, ends = objective.more(Batch(data.train.x[rows], data.train.y[rows], None, rows, generator))["end"]
     y = data.train.y[:, 0].double()
     law = torch.softmax(-((y - y[7]) ** 2) / (2 * 1.5**2), 0)
     expected = 1000 * law
-    counts = torch.bincount(found, minlength=48)
+    counts = (ends.flatten()[:, None] == data.train.y[:, 0]).sum(0)
     assert float(((counts - expected) ** 2 / expected).sum()) < 48 + 5 * (2 * 48) ** 0.5  # chi-square
 
 
@@ -259,7 +261,8 @@ def test_ada_moves_rows_of_a_cluster_only(on):
     model = network(data)
     settings = {"n_clusters": 3, "alpha": 4.0, "cluster_on": on}
     objective = make_ready("ada", settings, data, model).objective
-    cluster = objective.numbers
+    every = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    cluster = objective.more(every)["group"]
     alone = torch.stack([(cluster == k).nonzero()[0, 0] for k in cluster.unique()])
     together = (cluster == cluster.mode().values).nonzero()[:, 0]
     for rows, is_moved in ((alone, False), (together, True)):
