@@ -106,6 +106,7 @@ def test_tables_may_have_runs_in_common():
         ("batch_size = 8", "batch_size = 0", "batch_size"),
         ("batch_size = 8", "batch_size = 8, gamma = -1.0", "gamma"),
         ("batch_size = 8", 'batch_size = 8, scheduler = "cosine"', "scheduler"),
+        ("batch_size = 8", "batch_size = 8, momentum = 0.9", "momentum"),
         ("epochs = 3", "epochs = 2.5", "epochs"),
         ("[methods.erm]", '[methods.erm]\ntraining = { optimizer = "adm" }', "optimizer"),
         ("n_times = 3", "n_times = 3\ntraining = { lr = -1 }", "elliptic.*lr"),
