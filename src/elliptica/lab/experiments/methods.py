@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from elliptica import baselines
+from elliptica._utils import checks
 from elliptica.baselines import TargetKernel
 from elliptica.baselines.names import BASELINES
 from elliptica.core.bridge import Paths
@@ -200,8 +201,7 @@ def fish(settings: Settings, context: Context) -> Prepared:
 def ada(settings: Settings, context: Context) -> Prepared:
     """ADA with ``n_clusters`` of the training rows; ``cluster_on="targets"`` clusters their targets alone."""
     n, on = settings.pop("n_clusters"), settings.pop("cluster_on", "rows")
-    if on not in ("rows", "targets"):
-        raise TypeError(f"cluster_on must be 'rows' or 'targets', but got {on!r}")
+    checks.choice("cluster_on", on, ("rows", "targets"))
     module = baselines.ADA(context.model, context.loss_fn, **settings)
     train = context.data.train
     x = train.x if on == "rows" else None
@@ -212,8 +212,7 @@ def ada(settings: Settings, context: Context) -> Prepared:
 def foma(settings: Settings, context: Context) -> Prepared:
     """FOMA; ``batches`` is ``"nearest"`` or ``"sampled"`` neighbours in the target, or ``"random"`` rows."""
     kind = settings.pop("batches", "nearest")
-    if kind not in ("nearest", "sampled", "random"):
-        raise TypeError(f"batches must be 'nearest', 'sampled' or 'random', but got {kind!r}")
+    checks.choice("batches", kind, ("nearest", "sampled", "random"))
     layers = [None if layer == "input" else layer for layer in settings.pop("layers", ["input"])]
     objective = ModuleObjective(baselines.FOMA(context.model, context.loss_fn, layers=layers, **settings))
     y, size = context.data.train.y, context.training.batch_size
