@@ -368,6 +368,7 @@ def test_balanced_draws_have_equal_groups(seed):
         ("ada", {"n_clusters": 2, "cluster_on": "y"}, "cluster_on"),
         ("foma", {"rho": 0.9, "batches": "knn"}, "batches"),
         ("jtt", {"first": 0.0}, "first"),
+        ("elliptic", {"partners": "dta"}, "partners"),
     ],
 )
 def test_wrong_settings(name, settings, named):

@@ -41,6 +41,7 @@ from elliptica.lab.training.loop import EpochEnd
 def c_mixup(settings: Settings, context: Context) -> Prepared:
     """Partners from the whole training set; ``partners="batch"`` for the reference's other mode."""
     mode = settings.pop("partners", "data")
+    checks.choice("partners", mode, ("data", "batch"))
     module = baselines.CMixup(context.model, context.loss_fn, **settings)
     if mode == "batch":
         return Prepared(ModuleObjective(module))
@@ -139,6 +140,7 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     ``pairing="label_kernel"``, as C-Mixup does, itself included. With ``"self"`` each sample is its own.
     """
     mode = settings.pop("partners", "batch")
+    checks.choice("partners", mode, ("batch", "data", "self"))
     table: PartnerTable | TargetKernel | None = None
     if mode == "data" and settings.pop("pairing", None) == "label_kernel":
         table = TargetKernel(context.data.train.y, settings.pop("bandwidth"))
@@ -157,6 +159,7 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
 def input_noise(settings: Settings, context: Context) -> Prepared:
     """Noise alone; ``partners="data"`` draws those of ``sigma="green"`` from the whole training set."""
     mode = settings.pop("partners", "batch")
+    checks.choice("partners", mode, ("batch", "data"))
     module = baselines.InputNoise(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     if mode == "batch":
         return Prepared(ModuleObjective(module))
