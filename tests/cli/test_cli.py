@@ -133,22 +133,6 @@ def test_other_missing_packages_are_not_blamed_on_an_extra():
     assert "elliptica[" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("demo --seeds 0", "--seeds"),
-        ("demo --steps -1", "--steps"),
-        ("table table3 --format latx", "latx"),
-        ("run table3 --precision bfloat", "bfloat"),
-        ("diagnos two-moons", "diagnos"),
-    ],
-)
-def test_bad_options_are_refused(line, name):
-    result = runner.invoke(app, line.split())
-    assert result.exit_code == 2
-    assert name in result.output
-
-
 def test_names_may_be_given_with_commas(tmp_path):
     words = "table table3 --dataset no2,airfoil --methods erm,mixup --match evaluations --epochs 3"
     found = runner.invoke(app, [*words.split(), "--precision", "bfloat16", "--out", str(tmp_path)])

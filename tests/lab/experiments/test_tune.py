@@ -21,7 +21,8 @@ from elliptica.lab.experiments.specification import (
     runs,
 )
 from elliptica.lab.experiments.tune import TRIAL_SEED, draw_trials, search_space, tune
-from experiment_cases import load_groups
+from experiment_cases import TOY as ERRORS
+from experiment_cases import load_groups, load_toy
 
 TOY = """
 title = "Toy"
@@ -66,6 +67,13 @@ def test_the_best_trial_on_validation_is_chosen(toy, tmp_path):
     for other in (mixup, *runs("toy", toy, methods=["erm"], training={"epochs": 5})):  # another choice
         with pytest.raises(SpecificationError, match=other.row):
             apply_choices([other], tmp_path)
+
+
+def test_of_errors_the_least_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.DATASETS, "toy", load_toy)
+    toy = parse_specification("search = { lr = { low = 1e-6, high = 1e-1, log = true } }" + ERRORS, "toy")
+    chosen = tune_rows(toy, ["erm"], 3, tmp_path)["toy erm"]
+    assert chosen["score"] == min(trial["score"] for trial in chosen["trials"]) > 0
 
 
 def test_every_method_has_as_many_trials_and_its_own_settings_are_searched(toy, tmp_path):

@@ -176,7 +176,8 @@ def group_records(
     groups: dict[Place, list[Record]] = {}
     choices, left = read_choices(folder), dict(by_key)
     recorded = [members[0].run for members in by_key.values()]
-    for name, specification in specifications.items():
+    for name in filter({run.table for run in recorded}.__contains__, specifications):
+        specification = specifications[name]
         for choice in _choices(name, specification, [run for run in recorded if run.table == name]):
             for run in choice.untuned(specification):
                 keys = {choice.variant: run.key}
@@ -207,7 +208,7 @@ def _choices(name: str, specification: Specification, recorded: list[Run]) -> li
             continue
         epochs = specification.datasets[run.dataset].training.get("epochs", base.training["epochs"])
         epochs = round(run.training["epochs"] * epochs / base.training["epochs"])  # a row may have its own
-        given = {"epochs": epochs, "precision": run.training.get("precision", "float32")}
+        given = {"epochs": max(epochs, 1), "precision": run.training.get("precision", "float32")}
         training = {n: v for n, v in given.items() if run.training.get(n) != base.training.get(n)}
         select = run.select if run.select != base.select else None
         choice = Choice(name, [run.dataset], None, 1, run.match_evaluations, training, select=select)
