@@ -35,11 +35,6 @@ OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to
 HIDDEN = "runs were made with earlier random draws: elliptica run does them anew, --all-draws shows them"
 
 
-def dagger_of(records: Iterable[Record]) -> str:
-    """The mark of records that a run would no longer give to the last digit; empty if there are none."""
-    return f" {DAGGER}" * any(record.draws != DRAWS for record in records)
-
-
 @dataclass(frozen=True)
 class Cell:
     """One value of a table."""
