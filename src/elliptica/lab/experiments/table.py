@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from elliptica._utils.extras import count
 from elliptica._utils.statistics import student_tail
 from elliptica.lab.experiments.metrics import MEANING, Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record
@@ -32,7 +33,7 @@ RULE = (
 )
 DAGGER = "†"
 OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to the digit."
-HIDDEN = "runs were made with earlier random draws: elliptica run does them anew, --all-draws shows them"
+HIDDEN = "with earlier random draws left out: elliptica run does them anew, --all-draws shows them"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def make_table(
     notes.append(RULE if can_be_bold else SPREAD)
     notes.append(OLD * any(cell.is_old for cell in cells.values()))
     if hidden := [record.run.row for place, record in recorded.items() if place not in by_run]:
-        notes.append(f"{len(hidden)} {HIDDEN} ({', '.join(dict.fromkeys(hidden))}).")
+        notes.append(f"{count(len(hidden), 'run')} {HIDDEN} ({', '.join(dict.fromkeys(hidden))}).")
     if missing := sum((run.key, run.seed) not in recorded for run in wanted):
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
     decimals = {d: _decimals(cells, d, specification.metric) for d in datasets}
