@@ -131,9 +131,8 @@ def draw_expected_loss() -> Figure:
 def read_uncertainty(dataset: str, method: str) -> np.ndarray[Any, Any]:
     """Read the score of each class from the records: one row per seed."""
     wanted = runs("table6", load_specification("table6"), datasets=[dataset], methods=[method])
-    scores = [
-        r["metrics"]["test"].get("uncertainty") for r in read_records(ROOT / "results" / "tables", wanted)
-    ]
+    records = read_records(ROOT / "results" / "tables", wanted)
+    scores = [record.metrics["test"].uncertainty for record in records]
     return np.array([[score[str(c)] for c in range(len(score))] for score in scores if score])
 
 

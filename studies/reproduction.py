@@ -143,7 +143,8 @@ def collect(shown: Shown) -> Table:
     choice = shown.choice
     wanted = choice.runs(RECORDS)
     specification = load_specification(choice.table)
-    return make_table(choice.table, specification, wanted, read_records(RECORDS, wanted), shown.part)
+    records = read_records(RECORDS, wanted)
+    return make_table(choice.table, specification, wanted, records, shown.part, all_draws=True)
 
 
 def render(shown: Shown) -> str:
@@ -176,6 +177,26 @@ def paired_gaps(dataset: str, row: str, others: list[str]) -> str:
         error = statistics.stdev(gaps) / math.sqrt(len(gaps))
         parts.append(f"{other} {statistics.mean(gaps):+.2f} ± {error:.2f}")
     return "; ".join(parts) + f".{mark}"
+
+
+def draws() -> str:
+    """Which rows the commands repeat to the last digit, and which only in distribution."""
+    tables = [collect(shown) for shown in SHOWN.values()]
+    cells = [
+        (table.name, *place[:2], c.is_old) for table in tables for place, c in table.cells.items() if c.values
+    ]
+
+    def listed(is_old: bool) -> str:
+        by_table: dict[str, dict[str, None]] = {}
+        for name, row, dataset, _ in (cell for cell in cells if cell[-1] == is_old):
+            is_whole = not any(c[0] == name and c[2] == dataset and c[-1] != is_old for c in cells)
+            by_table.setdefault(name, {})[dataset if is_whole else f"{dataset} {row}"] = None
+        return "; ".join(f"`{name}` ({', '.join(names)})" for name, names in by_table.items()) or "none"
+
+    return (
+        f"- Current random draws, every digit comes out again: {listed(False)}.\n"
+        f"- Earlier random draws ({DAGGER}), a new run agrees in distribution only: {listed(True)}."
+    )
 
 
 def not_run() -> str:
@@ -214,7 +235,7 @@ def page() -> str:
     blocks |= {mark: quote(*where) for mark, where in QUOTED.items()}
     others = ["erm", "erm as ada", "erm as foma", "c-mixup", *PARTS[2:]]
     gaps = paired_gaps("airfoil-scaled", HIDDEN, others)
-    blocks |= {"two-moons": two_moons(), "not-run": not_run(), "table3-scaled-paired": gaps}
+    blocks |= {"draws": draws(), "two-moons": two_moons(), "not-run": not_run(), "table3-scaled-paired": gaps}
     return fill(PAGE, blocks, "\n\n")
 
 
