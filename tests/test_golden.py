@@ -21,7 +21,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import elliptica
-from elliptica import Elliptic, baselines, landscape
+from elliptica import Elliptic, baselines
 from elliptica.core.bridge import time_weights
 from elliptica.core.partners import kernel_weights, target_distances
 
@@ -328,78 +328,7 @@ def test_drawn():
     assert not differing(drawn(), recorded("drawn"), near)
 
 
-def harmonic(z):
-    return z[:, 0].exp() * z[:, 1].cos()
-
-
-DISK = landscape.Ball(torch.zeros(2).double(), 1.0)
-SQUARE = landscape.Box(-torch.ones(2).double(), torch.ones(2).double())
-AT = torch.tensor([[0.5, 0.3], [-0.2, 0.1]]).double()
 #: Name: value at the boundary, domain, settings, and the solution.
-PROBLEMS = {
-    "harmonic in a ball": (harmonic, DISK, {}, harmonic(AT)),
-    "harmonic in a ball by walks": (harmonic, DISK, {"solver": "spheres"}, harmonic(AT)),
-    "harmonic in a ball by steps": (harmonic, DISK, {"solver": "euler", "dt": 4e-3}, harmonic(AT)),
-    "harmonic in a box": (harmonic, SQUARE, {}, harmonic(AT)),
-    "absorption on a line": (1.0, landscape.Ball(torch.zeros(1).double(), 1.0),
-                             {"operator": landscape.Operator(absorption=0.5)}, None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_landscape(name):
-    """|value - exact| within four standard errors and the stated bias."""
-    value, domain, settings, truth = PROBLEMS[name]
-    at = AT
-    if truth is None:  # u''/2 = c u with u(+-1) = 1
-        at = AT[:, :1]
-        truth = torch.cosh(at[:, 0]) / math.cosh(1)
-    found = landscape.estimate_landscape(value, domain, at, n_walks=2000, generator=stream(0), **settings)
-    assert ((found.value - truth).abs() <= 4 * found.stderr + found.bias + 1e-9).all(), (found, truth)
-    assert float(found.stderr.max()) < 0.05
-
-
-def test_exit_times():
-    """E tau = (R^2 - r^2) / d for Brownian motion in a ball."""
-    found = landscape.estimate_landscape(0.0, DISK, AT, solver="spheres", n_walks=4000, generator=stream(0))
-    truth = (1 - AT.square().sum(1)) / 2
-    assert ((found.exit_time - truth).abs() <= 4 * found.exit_time_stderr + 1e-2).all()
-
-
-def test_hitting_times():
-    """A harmonic loss has the same mean at the ends of walks as at their starts."""
-    z = waves(20, 2)
-    loss = lambda output, target: (output * target).flatten()  # noqa: E731
-    times = elliptica.HittingTimes(nn.Identity(), loss, z[:, :1], z[:, 1:], target_space="real", n_walks=4000)
-    at = torch.tensor([[0.1]]).double(), torch.tensor([[0.2]]).double()
-    ends = times.sample(*at, generator=stream(0))
-    values = (ends.x * ends.y).flatten()
-    assert abs(float(values.mean()) - 0.02) <= 4 * float(values.std()) / math.sqrt(len(values))
-
-
-def test_reports():
-    """Statistics of linear regression, where they are known: the Laplacian is 2 (|w|^2 + 1)."""
-    from elliptica import landscape as diagnostics
-
-    model = nn.Linear(3, 1).double()
-    with torch.no_grad():
-        model.weight.copy_(waves(1, 3)), model.bias.zero_()
-    field = landscape.LossField(model, MSE)
-    truth = 2 * (float(model.weight.detach().square().sum()) + 1)
-    report = diagnostics.subharmonicity_report(field, X, REAL, 0.1, 2000, joint=True, generator=stream(0))
-    assert (report.laplacian - truth).abs().max() <= 4.5 * float(report.laplacian_stderr.max()) + 1e-9
-    assert report.passed
-    ball, sides = (
-        landscape.Ball(torch.zeros(4).double(), 5.0),
-        [(r * X[:2], r * REAL[:2]) for r in (0.3, 2.0)],
-    )
-    ordering = diagnostics.ordering_report(field, ball, *sides, n_directions=2000, n_walks=500,
-                                           generator=stream(0))  # fmt: skip
-    assert (ordering.least, ordering.largest) == pytest.approx((truth / 2, truth / 2), rel=0.2)
-    assert ordering.rare.exit_time == pytest.approx((25 - float((0.3 * X[:2]).square().sum(1).mean()
-                                                    + (0.3 * REAL[:2]).square().mean())) / 4)  # fmt: skip
-    assert elliptica.check_maximum_principle(torch.tensor([0.0, 2.0]), torch.tensor([0.5, 1.9])).holds
-    assert not elliptica.check_maximum_principle(torch.tensor([0.0, 2.0]), torch.tensor([0.5, 2.1])).holds
 
 
 def test_estimators():

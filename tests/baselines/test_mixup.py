@@ -33,13 +33,6 @@ def test_erm_is_the_ordinary_loss(loss_fn, kind, generator):
         same(value_and_gradient(objective(x, y), model), expected)
 
 
-def test_erm_weights_samples(generator):
-    model, x, y = real_problem(generator)
-    weight = torch.rand(12, generator=generator, dtype=torch.float64)
-    expected = (weight * (model(x) - y).square().flatten()).mean()
-    same(ERM(model, nn.MSELoss())(x, y, sample_weight=weight), expected)
-
-
 # mixup
 
 
@@ -268,12 +261,3 @@ def test_weight_zero_drops_a_sample_of_mixupe(generator):
     dropped = torch.arange(12) != 3
     weighted = gradient(objective(x, y, sample_weight=weight), model)
     same(weighted, gradient(objective(x[dropped], y[dropped]), model) * 11 / 12)
-
-
-def test_the_clean_pass_updates_batch_norm_a_second_time(generator):
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
-    x, y = torch.randn(8, 3, generator=generator), torch.randint(4, (8,), generator=generator)
-    MixupE(model, nn.CrossEntropyLoss())(x, y, generator=generator)
-    assert model[0].num_batches_tracked == 2
-    MixupE(model, nn.CrossEntropyLoss(), eta=0.0)(x, y, generator=generator)
-    assert model[0].num_batches_tracked == 3

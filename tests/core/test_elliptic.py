@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel
 
 import reference
 from elliptica import (
@@ -539,27 +538,6 @@ def test_copies_behave_alike_and_share_nothing(copied, settings, generator):
     assert not {p.data_ptr() for p in objective.parameters()} & {p.data_ptr() for p in again.parameters()}
 
 
-@pytest.mark.parametrize("at", [None, "0"])
-def test_an_average_of_objectives(at, generator):
-    """`AveragedModel` copies the objective; its average evaluates, and trains, like any other."""
-    x, y = batch("regression", generator)
-    objective = Elliptic(network(), nn.MSELoss(), at=at, weighting="gradient_softmax")
-    average = AveragedModel(objective)
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
-    states = []
-    for _ in range(3):
-        objective(x, y, generator=generator).backward()
-        optimizer.step()
-        average.update_parameters(objective)
-        states.append(copy.deepcopy(objective.model.state_dict()))
-    for name, value in average.module.model.state_dict().items():
-        torch.testing.assert_close(value, torch.stack([s[name] for s in states]).mean(0))
-    average.eval()
-    torch.testing.assert_close(average(x, y), F.mse_loss(average.module.model(x), y))
-    average.train()
-    assert torch.isfinite(average(x, y, generator=generator))
-
-
 @pytest.mark.filterwarnings("default::elliptica.core.inputs.EllipticWarning")
 @pytest.mark.parametrize(("scale", "warns"), [(1.0, False), (1e4, True), (1e-4, True)])
 def test_noise_that_does_not_suit_the_inputs_is_announced_once(scale, warns, generator, recwarn):
@@ -623,28 +601,3 @@ def test_a_law_of_ones_own(generator):
     middle = paths.x[:, 0, 1] - (paths.x[:, 0, 0] + paths.x[:, 0, 2]) / 2
     assert (middle.norm(dim=1) / length / 0.1 / math.sqrt(3)).mean() == pytest.approx(1.0, abs=0.25)
     objective(x, y, generator=generator).backward()
-
-
-@pytest.mark.parametrize("sampling", ["path", "marginal"])
-def test_a_pairing_of_ones_own(sampling, generator):
-    """It gets inputs, encoded targets and the number of bridges; times do not depend on its pairs."""
-    seen = []
-
-    def pairing(x, y, n_bridges, generator):
-        seen.append((x.shape, y.shape, n_bridges))
-        return own_pairing(x, y, n_bridges, generator)
-
-    x, y = batch("classes", generator)
-    objective = Elliptic(
-        network(),
-        nn.CrossEntropyLoss(),
-        num_classes=3,
-        pairing=pairing,
-        n_bridges=2,
-        sampling=sampling,
-        sigma=0.0,
-    )
-    paths = objective.sample(x, y, generator=generator)
-    assert seen == [((N, 3), (N, 3), 2)]
-    far = x[own_pairing(x, y, 2, None)][:, :, None]
-    torch.testing.assert_close(paths.x, torch.lerp(x[:, None, None].expand_as(far), far, paths.s[..., None]))

@@ -166,17 +166,6 @@ def test_martingale_with_a_drift_that_depends_on_the_point(defect, generator):
         assert_mean(weights, 1.0, weights.std(ddof=1))
 
 
-@pytest.mark.statistical
-def test_bridges_do_not_have_mean_weight_one(generator):
-    """Pinned paths: a constant drift weighs the ends alone, exp(mu.(b - a) / V - m / 2) without any noise."""
-    mu = torch.tensor([0.4, -0.3], dtype=torch.float64)
-    x, y = normal(50, 2, generator=generator), normal(50, 1, generator=generator)
-    paths = sample_paths(x, y, target_space="real", sampling="path", n_times=6, sigma=0.8)
-    logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=lambda x, y: mu.expand_as(x))
-    ends = paths.x[:, :, -1] - paths.x[:, :, 0]
-    torch.testing.assert_close(logs, (ends @ mu - 0.5 * mu @ mu) / 0.64)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("parts", ["x", "x and y"])
 @pytest.mark.parametrize("task", ["regression", "classes"])

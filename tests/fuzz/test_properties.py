@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import stats
 from scipy.spatial.distance import cdist
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.pipeline import make_pipeline
@@ -26,7 +26,6 @@ from elliptica import PartnerIndex, baselines
 from elliptica._utils.statistics import (
     clopper_pearson,
     holm,
-    incomplete_beta,
     student_quantile,
     student_tail,
 )
@@ -62,12 +61,6 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @examples(100)
-@given(finite(1e-2, 1e3), finite(1e-2, 1e3), finite(1e-6, 1 - 1e-6))
-def test_incomplete_beta(a, b, x):
-    assert incomplete_beta(a, b, x) == pytest.approx(stats.beta.cdf(x, a, b), rel=1e-7, abs=1e-12)
-
-
-@examples(100)
 @given(finite(-50, 50), st.integers(1, 500), finite(1e-6, 1 - 1e-6))
 def test_student(t, degrees, p):
     assert student_tail(t, degrees) == pytest.approx(stats.t.cdf(t, degrees), rel=1e-7, abs=1e-300)
@@ -94,35 +87,6 @@ def test_holm(values):
 
 
 # Weights of the worst case.
-
-
-@examples(50)
-@given(vectors(1, 8), finite(1e-2, 1))
-def test_conditional_value_at_risk_is_the_linear_program(losses, alpha):
-    p = baselines.cvar_weights(torch.tensor(losses, dtype=torch.float64), alpha).numpy()
-    most = 1 / (alpha * len(losses))
-    assert (p >= 0).all()
-    assert (p <= most + 1e-9).all()
-    assert p.sum() == pytest.approx(1)
-    best = optimize.linprog(
-        -np.array(losses), A_eq=np.ones((1, len(losses))), b_eq=[1], bounds=(0, most + 1e-12)
-    )
-    assert p @ losses == pytest.approx(-best.fun, rel=1e-6, abs=1e-6)
-
-
-@examples(50)
-@given(vectors(2, 8, finite(0, 10)), finite(1e-3, 3), seeds)
-def test_no_weights_in_the_ball_are_worse(losses, rho, seed):
-    """Of the chi-square ball: the value is at least that of random feasible weights, and feasible itself."""
-    values = torch.tensor(losses, dtype=torch.float64)
-    p, m = baselines.chi2_weights(values, rho).numpy(), len(losses)
-    assert p.sum() == pytest.approx(1)
-    assert ((m * p - 1) ** 2).sum() / (2 * m) <= rho * (1 + 1e-6) + 1e-9
-    others = np.random.default_rng(seed).dirichlet(np.full(m, 0.3), 200)
-    shift = others - 1 / m
-    divergence = m * (shift**2).sum(1) / 2
-    others = 1 / m + shift * np.minimum(1, np.sqrt(rho / np.maximum(divergence, 1e-300)))[:, None]
-    assert p @ losses >= (others @ losses).max() - 1e-9
 
 
 # Objectives with plain formulas.
@@ -186,28 +150,6 @@ def test_objectives_of_groups(batch, step):
 
 
 @examples(25)
-@given(
-    batches(),
-    st.sampled_from(
-        [
-            baselines.Mixup,
-            baselines.CMixup,
-            baselines.Focal,
-            baselines.Tilted,
-            baselines.DRO,
-            baselines.LabelSmoothing,
-        ]
-    ),
-)
-def test_evaluation_is_the_ordinary_loss(batch, kind):
-    model, x, y, _ = batch
-    loss = nn.MSELoss() if kind is baselines.CMixup else nn.CrossEntropyLoss()
-    more = {"alpha": 0.3} if kind is baselines.DRO else {"bandwidth": 1.0} if kind is baselines.CMixup else {}
-    y = x[:, :1].expand(-1, model.out_features).clone() if kind is baselines.CMixup else y
-    close(kind(model, loss, **more).eval()(x, y), loss(model(x), y))
-
-
-@examples(25)
 @given(st.integers(1, 9), seeds)
 def test_mixed_rows_lie_between_rows(n, seed):
     """Every mixed row and its target are the same convex combination of a row and another one."""
@@ -220,15 +162,6 @@ def test_mixed_rows_lie_between_rows(n, seed):
         length = direction.square().sum(1).clamp_min(1e-30)
         share = (direction @ offset / length).clamp(0, 1)
         assert (share[:, None] * direction - offset).abs().amax(1).min() < 1e-9
-
-
-@examples(25)
-@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 5))
-def test_copies_of_errors_count_as_their_weight(errors, factor):
-    errors = torch.tensor(errors)
-    counts = baselines.upsampled_rows(errors, factor).bincount(minlength=len(errors))
-    weights = torch.where(errors, factor + 1.0, 1.0)
-    torch.testing.assert_close(counts / counts[0], weights / weights[0])
 
 
 # Partners by inverse distance.

@@ -104,18 +104,6 @@ def test_intervals_of_two_valued_payoffs_cover_exactly(n_walks):
     assert min(binomial_coverage(n_walks, "spread")) < 0.6
 
 
-@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
-def test_nothing_calls_the_rule_conservative(generator):
-    """Its worst coverage is below the nominal one, so no note and no docstring may claim more."""
-    assert min(min(binomial_coverage(n, "plus four")) for n in (80, 100, 400)) < 0.95
-    domain, at = lone_ball(0.0075)
-    found = estimate_landscape(
-        0.0, domain, at[None], data_values=torch.ones(2, dtype=F64), solver="spheres", n_walks=100,
-        generator=generator,
-    )  # fmt: skip
-    assert not any("conservative" in note for note in found.notes)
-
-
 def test_the_bias_is_at_most_the_range_of_the_values(generator):
     """In float32 the shell of two points 1e-6 apart is many times their balls; values lie in [0, 1]."""
     points = torch.rand(20, 4, generator=generator)
@@ -231,25 +219,6 @@ DISK = Ball(torch.zeros(2, dtype=F64), 1.0)
 
 def cloud(generator, n=30, dim=3):
     return torch.randn(n, dim, dtype=F64, generator=generator)
-
-
-def test_unfinished_walks_make_the_bias_unknown(generator):
-    """With five steps most walks are cut off, and what they would have earned is not known."""
-    at = torch.tensor([[0.5, 0.3]], dtype=F64)
-    with pytest.warns(EllipticWarning):
-        found = estimate_landscape(
-            lambda z: torch.zeros_like(z[:, 0]),
-            DISK,
-            at,
-            operator=Operator(source=lambda z: torch.ones_like(z[:, 0])),
-            solver="spheres",
-            max_steps=5,
-            generator=generator,
-        )
-    assert float(found.unfinished_share) > 0.5
-    assert math.isinf(float(found.bias))
-    low, high = found.interval()
-    assert float(low) < 0.33 < float(high)
 
 
 @pytest.mark.statistical

@@ -19,7 +19,6 @@ from elliptica.partner_index import (
     split_pairs,
     swapped_partners,
 )
-from laws import assert_frequencies
 
 
 @pytest.fixture
@@ -64,29 +63,6 @@ def test_epochs_and_seeds(index):
     assert list(PairBatchSampler(index, 16, seed=2)) != first
     in_order = PairBatchSampler(index, 35, shuffle=False)
     assert [b[:35] for b in in_order] == [list(range(35)), list(range(35, 70))]
-
-
-@pytest.mark.statistical
-def test_partners_in_batches_follow_the_law(index, data, seed):
-    """100 epochs: 7000 pairs, told apart by the distance rank of the partner."""
-    x = data.tensors[0].double()
-    d = torch.cdist(x, x)
-    rank = d.argsort(1).argsort(1)
-    weight = d.clamp_min(1e-9) ** -2.0
-    weight.fill_diagonal_(0)
-    law = weight / weight.sum(1, keepdim=True)
-    expected = torch.zeros(70).double().index_add_(0, rank.flatten(), law.flatten()) / 70
-    counts = np.zeros(70)
-    sampler = PairBatchSampler(index, 70, seed=seed)
-    for epoch in range(100):
-        sampler.set_epoch(epoch)
-        (batch,) = sampler
-        counts += np.bincount(rank[batch[:70], batch[70:]], minlength=70)
-    assert_frequencies(counts, expected.numpy())
-    nearest = np.zeros(70)
-    nearest[1] = counts.sum()
-    with pytest.raises(AssertionError, match=r"frequencies"):
-        assert_frequencies(nearest, expected.numpy())
 
 
 def test_ranks_draw_partners_of_their_own(index):
