@@ -1,6 +1,7 @@
 """`PartnerIndex` draws the law of `PartnerTable` from k neighbours per row, or says how far off it is."""
 
 import importlib
+import itertools
 import math
 
 import numpy as np
@@ -220,23 +221,22 @@ def test_stopping_early_costs_less_than_the_bound(max_draws, generator, monkeypa
 def test_bound_is_below_the_true_acceptance(hard, generator, monkeypatch):
     """``a_i`` never exceeds the share that is accepted, by brute force, also where cells are measured."""
     monkeypatch.setattr("elliptica.partner_index.law._HARD", hard)
-    x = cloud("clusters", generator)
-    for power in (0.5, 2.0, 8.0):
-        for proved in (True, False):
-            index = PartnerIndex.build(x, k=3, power=power, probes=2, generator=generator)
-            arrays, facts = index._arrays, index._facts
-            where = np.arange(60)
-            envelope = Envelope(arrays, facts, where, proved)
-            d = cdist(arrays.points.astype(float), arrays.points.astype(float)).clip(facts.floor)
-            np.fill_diagonal(d, INFINITY)
-            accepted = d**-power
-            far = envelope._least.numpy()[:, arrays.cell_of(where)] ** -power
-            for i in where:
-                known = np.isin(where, arrays.near[i])
-                accepted[i] = np.where(known, accepted[i], np.minimum(accepted[i], far[i]))
-            true = accepted.sum(1) / envelope._log.exp().sum(1).numpy()
-            assert (envelope.acceptance.numpy() <= true * (1 + 1e-6)).all()
-            assert (envelope.acceptance > 0).all()
+    for kind, power, proved in itertools.product(("clusters", "normal"), (0.5, 2.0, 9.0), (True, False)):
+        x = cloud(kind, generator)
+        index = PartnerIndex.build(x, k=3, power=power, probes=1, cells=15, generator=generator)
+        arrays, facts = index._arrays, index._facts
+        where = np.arange(60)
+        envelope = Envelope(arrays, facts, where, proved)
+        d = cdist(arrays.points.astype(float), arrays.points.astype(float)).clip(facts.floor)
+        np.fill_diagonal(d, INFINITY)
+        accepted = d**-power
+        far = envelope._least.numpy()[:, arrays.cell_of(where)] ** -power
+        for i in where:
+            known = np.isin(where, arrays.near[i])
+            accepted[i] = np.where(known, accepted[i], np.minimum(accepted[i], far[i]))
+        true = accepted.sum(1) / envelope._log.exp().sum(1).numpy()
+        assert (envelope.acceptance.numpy() <= true * (1 + 1e-6)).all()
+        assert (envelope.acceptance > 0).all()
 
 
 @pytest.mark.parametrize("hard", [0.0, 1.0])
