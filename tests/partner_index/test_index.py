@@ -180,10 +180,11 @@ def test_nearest_distinct_neighbour_against_brute_force(kind, among, exact, gene
         assert (arrays.distinct[has] > true[has] * (1 - 1e-5)).mean() > 0.99
 
 
-def off_by(index, law, generator, n_draws=2000):
-    """Total variation of each row from the law, and what the noise of so many draws adds to it."""
-    drawn = index.sample(torch.arange(len(law)), n_bridges=n_draws, generator=generator)
-    frequency = np.stack([np.bincount(row, minlength=len(law)) for row in drawn]) / n_draws
+def off_by(index, law, generator, n_draws=2000, every=1):
+    """Total variation of some rows from the law, and what the noise of so many draws adds to it."""
+    rows = torch.arange(0, len(law), every)
+    drawn, law = index.sample(rows, n_bridges=n_draws, generator=generator), law[rows]
+    frequency = np.stack([np.bincount(row, minlength=law.shape[1]) for row in drawn]) / n_draws
     return 0.5 * np.abs(frequency - law).sum(1), 0.5 * np.sqrt(law / n_draws).sum(1)
 
 
@@ -211,9 +212,9 @@ def test_stopping_early_costs_less_than_the_bound(max_draws, generator, monkeypa
     x = cloud("normal", generator)
     index = PartnerIndex.build(x, k=3, power=3.0, probes=1, cells=12, generator=generator)
     index = index.with_law(proved=True, max_draws=max_draws)
-    bounds = index.error_bounds(torch.arange(60)).numpy()
+    bounds = index.error_bounds(torch.arange(0, 60, 12)).numpy()
     assert bounds.max() > 0.2  # a hard case indeed
-    distance, noise = off_by(index, reference(x, 3.0), generator, n_draws=5000)
+    distance, noise = off_by(index, reference(x, 3.0), generator, n_draws=5000, every=12)
     assert (distance <= bounds + 4 * noise).all()
 
 
