@@ -16,7 +16,6 @@ from elliptica.landscape import (
     occupation_report,
     ordering_report,
     shift_bound,
-    shifted_probes,
     subharmonicity_report,
 )
 from elliptica.landscape.data_domain import DataDomain, Whitened
@@ -232,36 +231,6 @@ def test_other_domains_have_their_own_notes(generator):
     assert any("reflecting" in note for note in report.notes)
     white = hitting_report(Whitened.ball(points, fraction=0.3), at, n_walks=20, generator=generator)
     assert bool((white.hit > 0).any())
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("labels", lambda field, at: loss_map(field, ball(2), at)),
-        ("labels", lambda field, at: loss_map(field, ball(2), at, labels="nearest")),
-        ("labels", lambda field, at: loss_map(field, ball(2), at, torch.zeros(2), labels="nearst")),
-        ("y", lambda field, at: loss_map(field, ball(2), at, torch.zeros(3))),
-        ("y", lambda field, at: occupation_report(field, ball(2), at, torch.zeros(3))),
-        ("y", lambda field, at: subharmonicity_report(field, at, torch.zeros(3), 0.1)),
-        ("x", lambda field, at: subharmonicity_report(field, at / 0, torch.zeros(2), 0.1)),
-        ("radii", lambda field, at: subharmonicity_report(field, at, torch.zeros(2), -0.1)),
-        ("radii", lambda field, at: subharmonicity_report(field, at, torch.zeros(2), math.nan)),
-        ("n_directions", lambda field, at: subharmonicity_report(field, at, torch.zeros(2), 0.1, 8)),
-        ("offset", lambda field, at: shifted_probes(at, at, None, torch.zeros(1))),
-        ("NaN", lambda field, at: loss_map(late(), ball(2), at, torch.zeros(2), n_walks=20)),
-        ("NaN", lambda field, at: subharmonicity_report(late(), at, torch.zeros(2), 1.0)),
-        ("confidence", lambda field, at: maximum_principle_report(field, (at, at), (at, at), confidence=95)),
-    ],
-)
-def test_what_would_be_wrong_silently(name, call, own_checks):
-    with pytest.raises(ValueError, match=name):
-        call(LossField(Square(), plain), torch.zeros(2, 2).double())
-
-
-def late():
-    """A loss that is NaN away from the queries."""
-    return LossField(Square(), lambda output, y: (0.5 - output).sqrt())
 
 
 def test_the_operator_can_be_given(generator):

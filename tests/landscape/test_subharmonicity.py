@@ -276,10 +276,3 @@ def test_the_region_that_fails_is_named(generator):
     worst_first = report.laplacian[list(report.failed), 0]
     assert torch.equal(worst_first, worst_first.sort().values)
     json.dumps(report.to_dict(), allow_nan=False)
-
-
-@pytest.mark.bad_input
-def test_groups_that_do_not_match(own_checks):
-    x, y = torch.zeros(3, 2), torch.zeros(3, 1)
-    with pytest.raises(IndexError):
-        maximum_principle_report(field_of(square), (x, y), (x, y), group=["a"])
