@@ -177,17 +177,16 @@ def test_no_page_installs_from_an_index(page):
     assert not INDEX.search(page.read_text())
 
 
-@pytest.mark.parametrize(
-    ("line", "is_claim"),
-    [
-        ("`pip install elliptica`", True),
-        ('pip install "elliptica[tables]"', True),
-        ("pip install -U 'elliptica[hf,lightning]', then", True),
-        ("pip install elliptica", True),
-        ('pip install -e ".[tables]"', False),
-        ('pip install "elliptica[tables] @ git+<this repository>"', False),
-        ("pip install elliptica-other", False),
-    ],
-)
-def test_claims_of_an_index_are_recognised(line, is_claim):
-    assert bool(INDEX.search(line)) == is_claim
+def test_claims_of_an_index_are_recognised():
+    claims = (
+        "`pip install elliptica`",
+        'pip install "elliptica[tables]"',
+        "pip install -U 'elliptica[hf]', then",
+    )
+    others = (
+        'pip install -e ".[tables]"',
+        'pip install "elliptica[tables] @ git+<url>"',
+        "pip install elliptica-b",
+    )
+    assert all(INDEX.search(line) for line in claims)
+    assert not any(INDEX.search(line) for line in others)
