@@ -217,8 +217,8 @@ def test_tests_mirror_the_packages():
         ("import elliptica", "elliptica.baselines"),
         (
             "import elliptica; names = [getattr(elliptica, n) for n in elliptica.__all__]",
-            "typer rich matplotlib plotly sklearn scipy pydantic polars lightning transformers accelerate faiss "
-            "ray torch._dynamo",  # the compiler takes as long as all of torch
+            "typer rich matplotlib plotly sklearn scipy pydantic polars lightning transformers accelerate "
+            "faiss ray torch._dynamo",  # the compiler takes as long as all of torch
         ),
         ("import elliptica.tables.comparison, elliptica.tables.page, elliptica.tables.model",
          "elliptica.landscape elliptica.lab"),

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
-from baseline_cases import batch, network, problem, real_problem, replay, same, value_and_gradient
+from baseline_cases import Recorder, batch, network, problem, real_problem, replay, same, value_and_gradient
 from elliptica.baselines import ERM, NFM, ManifoldMixup, Mixup, MixupE, RegMixup, mixup_batch
 from elliptica.baselines.groups import draw_shares
 from elliptica.baselines.mixup import draw_share
@@ -141,14 +141,6 @@ def test_nfm_is_its_formula(depth, generator):
         value_and_gradient(loss, model), value_and_gradient(expected, model), rtol=1e-6, atol=1e-8
     )
     assert torch.equal(generator.get_state(), again.get_state())
-
-
-class Recorder(nn.Module):
-    """Keeps what it is called with, and gives it back."""
-
-    def forward(self, x):
-        self.seen = x
-        return x
 
 
 def perturbed(generator, **settings):
