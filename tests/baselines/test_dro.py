@@ -308,7 +308,7 @@ def test_tilted_is_the_formula(t, generator):
     assert gradient == pytest.approx(special.softmax(t * v.numpy()), abs=1e-12)
 
 
-@pytest.mark.parametrize("t", [1e-38, 1e-30, 1e-12, 1e-6, 1e-4, -1e-6])
+@pytest.mark.parametrize("t", [1e-38, 1e-30, 1e-12, 1e-6, 1e-5, -1e-6])
 def test_tiny_tilts_keep_their_digits_in_single_precision(t, generator):
     """To first order the mean plus t/2 times the variance; log(mean(exp)) / t would be rounding noise."""
     v = draws(generator, 50).float()

@@ -368,39 +368,6 @@ def test_short_time_ranges_of_the_paper(generator):
     assert_variance(middle, 0.01 * 4 / 4)
 
 
-def gradient_spread(objective, model, x, y, draw, count=150):
-    """Total variance of the gradient over draws of the points."""
-    found = []
-    for _ in range(count):
-        loss = objective.loss_on(draw())
-        found.append(torch.cat([g.flatten() for g in reference.gradients(loss, model)]))
-    return float(torch.stack(found).var(0).sum())
-
-
-@pytest.mark.statistical
-def test_times_that_follow_the_cycle_calm_the_gradient():
-    """The tent leaves at most 0.85 of the variance of independent times (fixed seeds; about a half)."""
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    x, model = normal(64, 4, generator=generator), network(1, 4)
-    y = (x[:, :1] * 2 + x[:, 1:2].square()) + 0.1 * normal(64, 1, generator=generator)
-    objective = Elliptic(model, nn.MSELoss(), sigma=0.05, quadrature="uniform")
-
-    def independent():
-        partners = sample_partners(x, generator=generator)
-        s = torch.rand(64, 1, 1, dtype=torch.float64, generator=generator)
-        paths = objective.sample(x, y, partners=partners, generator=generator)
-        far = partners[:, :, None]
-        at = torch.lerp(x[:, None, None], x[far], s[..., None])
-        target = torch.lerp(y[:, None, None], y[far], s[..., None])
-        return paths.replace(x=at, y=target, free_y=target, s=s)
-
-    tent = gradient_spread(objective, model, x, y, lambda: objective.sample(x, y, generator=generator))
-    free = gradient_spread(objective, model, x, y, independent)
-    assert tent < 0.85 * free
-    assert tent > 0.01 * free
-
-
 @pytest.mark.parametrize("sampling", ["path", "marginal"])
 @pytest.mark.parametrize("n_bridges", [1, 3])
 @pytest.mark.parametrize("classes", [False, True])

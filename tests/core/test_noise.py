@@ -63,14 +63,6 @@ def check_drawn_points(paths, n):
     assert_distribution(q / paths.deviation["x"].square().numpy().ravel(), stats.chi2(n).cdf)
 
 
-def test_the_two_derivations_agree():
-    """Numerical integral of the hitting density against r**2 / (2 Gamma(n/2 - 1))."""
-    v = np.geomspace(0.02, 20, 50)
-    for n in (3, 4, 5, 10, 50):
-        closed = stats.gamma(n / 2 - 1).sf(1 / (2 * v))
-        assert np.allclose(hitting_law(n)(v), closed, atol=1e-6)
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("n", [3, 5, 10, 50])
 def test_green_law(n, generator):
