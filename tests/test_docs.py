@@ -26,14 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted((ROOT / "results").rglob("*.md"))]
 #: Pages whose blocks take more than two seconds together.
-SLOW = {
-    "baselines.md",
-    "images.md",
-    "own-loop.md",
-    "worst-group.md",
-    "sklearn.md",
-    "diagnose.md",
-}
+SLOW = {"baselines.md", "images.md", "own-loop.md", "worst-group.md", "sklearn.md", "diagnose.md"}
 SLOW |= {"integrations.md", "text.md", "scale.md", "imagenet-on-paper.md"}
 
 BLOCK = re.compile(

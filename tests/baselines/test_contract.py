@@ -65,9 +65,7 @@ METHODS = {
     "smoothing": Method(b.LabelSmoothing, {}, off={"smoothing": 0.0}, draws=False, classes=True),
     "noise": Method(b.InputNoise, {"sigma": 0.1}, off={"sigma": 0.0}),
     "bridge noise": Method(
-        b.InputNoise,
-        {"sigma": torch.tensor([0.1, 0.0, 0.5]), "law": "bridge"},
-        off={"sigma": torch.zeros(3)},
+        b.InputNoise, {"sigma": torch.tensor([0.1, 0.0, 0.5]), "law": "bridge"}, off={"sigma": torch.zeros(3)}
     ),
     "green noise": Method(b.InputNoise, {"sigma": Green(), "law": "bridge"}),
     "mixup": Method(b.Mixup, {}, off={"alpha": 0.0}),

@@ -8,13 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import elliptica
-from elliptica import (
-    Covariance,
-    Elliptic,
-    GradientSoftmax,
-    path_losses,
-    sample_paths,
-)
+from elliptica import Covariance, Elliptic, GradientSoftmax, path_losses, sample_paths
 from elliptica.core.formulations import SourceTerm
 from elliptica.core.layers import hidden_features
 

@@ -142,10 +142,7 @@ VALUE_ERRORS = {
         lambda: hitting(x=MOONS * NAN),
     ],
     "outer": [*(lambda v=v: DataDomain(TWO, outer=v) for v in (Ball(torch.zeros(2), 0.5), "bal"))],
-    "Box": [
-        lambda: DataDomain(TWO, outer="box"),
-        lambda: Box(torch.zeros(2), torch.tensor([1.0, NAN])),
-    ],
+    "Box": [lambda: DataDomain(TWO, outer="box"), lambda: Box(torch.zeros(2), torch.tensor([1.0, NAN]))],
     "diffusion": [
         *(lambda v=v: Operator(diffusion=v) for v in (torch.tensor([1.0, 0.0]), -1.0)),
         *(lambda v=v: solve(operator=Operator(diffusion=v)) for v in (torch.ones(1), column)),

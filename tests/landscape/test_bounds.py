@@ -14,7 +14,7 @@ from elliptica.landscape import (
     subharmonicity_report,
 )
 from elliptica.landscape.data_domain import DataDomain
-from elliptica.landscape.domains import Ball
+from elliptica.landscape.domains import Ball, Box
 from elliptica.landscape.loss import LossField, join
 
 STAY = (None, None)
@@ -256,3 +256,13 @@ def test_ordering_of_linear_regression_is_that_of_the_exit_times(generator):
     assert not swapped.sufficient
     assert swapped.order == "common higher"
     json.dumps(swapped.to_dict(), allow_nan=False)
+
+
+def test_ordering_with_fixed_labels_and_own_probes(generator):
+    field = LossField(nn.Linear(2, 3).double(), nn.CrossEntropyLoss())
+    x, y = torch.rand(6, 2, generator=generator).double(), torch.tensor([0, 1, 2, 0, 1, 2])
+    box = Box(torch.full((2,), -1.0).double(), torch.full((2,), 2.0).double())
+    how = {"probes": (x, y), "joint": False, "n_walks": 50, "generator": generator}
+    report = ordering_report(field, box, (x[:3], y[:3]), (x[3:], y[3:]), **how)
+    assert report.n_probes == 6
+    assert report.least >= 0  # cross-entropy of a linear model is convex

@@ -182,8 +182,6 @@ def test_intervals_cover_downstream(strength, n_walks, generator):
 
 # Unfinished walks, repeated data, time steps.
 
-DISK = Ball(torch.zeros(2, dtype=F64), 1.0)
-
 
 def cloud(generator, n=30, dim=3):
     return torch.randn(n, dim, dtype=F64, generator=generator)

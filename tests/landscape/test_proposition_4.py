@@ -5,10 +5,7 @@ import torch
 
 from elliptica.landscape import Ball, DataDomain, Operator, check_maximum_principle, estimate_landscape
 
-pytestmark = [
-    pytest.mark.statistical,
-    pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),
-]
+pytestmark = [pytest.mark.statistical, pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")]
 
 
 def loss(z):

@@ -4,21 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    RandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from elliptica import Elliptic, PartnerTable
-from elliptica.partner_index import (
-    PairBatchSampler,
-    PartnerIndex,
-    split_pairs,
-    swapped_partners,
-)
+from elliptica.partner_index import PairBatchSampler, PartnerIndex, split_pairs, swapped_partners
 
 
 @pytest.fixture
