@@ -201,7 +201,7 @@ def test_replacing_the_index_between_epochs(index, data):
     """The recipe of docs/scale.md: partners follow a network in training."""
     x = data.tensors[0]
     network = nn.Linear(4, 2)
-    sampler = PairBatchSampler(PartnerTable(x, power=float("inf")), 70, shuffle=False)
+    sampler = PairBatchSampler(PartnerTable(x, power=float("inf")), 70, n_bridges=2, shuffle=False)
     for _ in range(2):
         with torch.no_grad():
             network.weight.normal_()
@@ -210,4 +210,4 @@ def test_replacing_the_index_between_epochs(index, data):
         sampler.index = make(z, power=float("inf"))
         (batch,) = sampler
         d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(float("inf"))
-        assert batch[70:] == d.argmin(1).tolist()
+        assert batch[70:] == d.argmin(1).repeat_interleave(2).tolist()
