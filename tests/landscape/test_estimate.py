@@ -188,19 +188,20 @@ def cloud(generator, n=30, dim=3):
 
 
 @pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
 def test_few_unfinished_walks_enter_the_bias(generator):
     """Balls of value 1 in a sphere of value 0: a small share of lost walks moves the value by that share."""
     domain = DataDomain(cloud(generator), fraction=0.3)
     places = 0.3 * cloud(generator)
     at = places[domain.distance(places).argmax()][None]  # in no ball, where walks would end at once
-    options = {"data_values": torch.ones(30), "solver": "spheres", "generator": generator, "n_walks": 1500}
+    options = {"data_values": torch.ones(30), "solver": "spheres", "shell": 1e-5, "n_walks": 1000}
+    options["generator"] = generator
     whole = estimate_landscape(0.0, domain, at, **options)
-    for max_steps in range(400, 20, -20):
+    for max_steps in range(40, 400, 20):
         found = estimate_landscape(0.0, domain, at, max_steps=max_steps, **options)
-        if 0 < float(found.unfinished_share) <= 0.01:
+        if float(found.unfinished_share) <= 0.01:
             break
-    else:
-        pytest.fail("no setting with a small share of unfinished walks")
+    assert 0 < float(found.unfinished_share) <= 0.01
     assert float(found.bias) >= float(found.unfinished_share) * 0.99
     gap = abs(float(found.value - whole.value))
     assert gap <= float(found.bias) + 4 * float(found.stderr.hypot(whole.stderr))
