@@ -231,3 +231,15 @@ def test_steps_of_euler_follow_the_domain_and_the_step():
     at = torch.zeros(1, 3)
     assert euler_steps(Operator(), at, 1.0, 1e-2) == 10_000
     assert euler_steps(Operator(), at, 1.0, 1e-5) == pytest.approx(30 / 3 / 1e-5, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
+def test_nothing_calls_the_rule_conservative(generator):
+    """Its worst coverage is below the nominal one, so no note and no docstring may claim more."""
+    assert min(min(binomial_coverage(n, "plus four")) for n in (80, 100, 400)) < 0.95
+    domain, at = lone_ball(0.0075)
+    found = estimate_landscape(
+        0.0, domain, at[None], data_values=torch.ones(2, dtype=F64), solver="spheres", n_walks=100,
+        generator=generator,
+    )  # fmt: skip
+    assert not any("conservative" in note for note in found.notes)
