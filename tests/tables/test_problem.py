@@ -189,12 +189,19 @@ def test_targets_whose_logarithm_is_worth_trying(values, candidate):
         ([2001 + i % 5 for i in range(60)], [2001.0 + i % 5 for i in range(60)]),
     ],
 )
-def test_rows_are_sorted_by_time(times, expected):
+@pytest.mark.parametrize("as_", [{}, {"t": "id"}])  # an identifier is not an input, but may tell the time
+def test_rows_are_sorted_by_time(times, expected, as_):
     frame = rows(t=times)
-    problem = problem_of(frame, time="t")
+    problem = problem_of(frame, time="t", as_=as_)
     order = np.argsort(expected, kind="stable")
     assert problem.times.tolist() == np.asarray(expected)[order].tolist()
     assert problem.target.tolist() == frame["y"].to_numpy()[order].tolist()
+
+
+def test_free_text_without_frequent_parts_is_said():
+    text = [" ".join(3 * chr(0x4E00 + 9 * i + k) for k in range(3)) for i in range(60)]
+    use = problem_of(rows(t=text), as_={"t": "text"}).columns[-1]
+    assert (use.kind, "frequent" in use.detail) == ("text", True)
 
 
 def test_rows_without_a_time_are_dropped_and_row_numbers_are_found():

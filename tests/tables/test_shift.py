@@ -230,6 +230,8 @@ def test_few_and_many_blocks():
     """Each of three is tested on its own; thousands are dealt at once."""
     few = problem_of(rows(210, site=[i % 3 for i in range(210)]), split_by="site")
     assert [len(set(few.blocks[fold.test])) for fold in make_shift(few).folds] == [1] * 3
+    four = problem_of(rows(210, site=[min(i % 9, 3) for i in range(210)]), split_by="site")
+    assert [len(set(four.blocks[fold.test])) for fold in make_shift(four, folds=2).folds] == [2] * 2
     many = problem_of(rows(3000, site=[i // 3 for i in range(3000)]), split_by="site")
     folds = make_shift(many).folds
     assert all(not set(many.blocks[fold.train]) & set(many.blocks[fold.test]) for fold in folds)

@@ -21,7 +21,7 @@ from elliptica.estimators.preprocess import TablePreprocessor
 
 #: Maximum size of the contents of a file, in bytes.
 MAX_BYTES = 2**31
-_FORMAT = "elliptica estimator 4"
+_FORMAT = "elliptica estimator 5"
 _HGB = "sklearn.ensemble._hist_gradient_boosting"
 #: Types that a file may hold, besides those that skops itself trusts: parts of scikit-learn and NumPy.
 _TRUSTED = {

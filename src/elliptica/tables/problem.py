@@ -93,10 +93,9 @@ class TableProblem:
     blocks: np.ndarray | None = None  # number of the block of each row; a block is never divided
     split_name: str | None = None
     copies: np.ndarray | None = None  # number per row that copies of a row share; None: no copies
-    #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it; rows of a test
-    #: file follow, sorted among themselves.
+    #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it.
     times: np.ndarray | None = None
-    time_name: str | None = None
+    clock: Column | None = None  # how times are read
     is_test: np.ndarray | None = None  # rows of the test file, which follow the training rows
     notices: tuple[str, ...] = ()  # remarks that the table of columns does not show
     ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
@@ -185,7 +184,7 @@ def make_problem(
         split_name=split_by,
         copies=_find_copies(parts, notices),
         times=None if time is None else np.concatenate([part.times for part in parts]),
-        time_name=time,
+        clock=clock,
         is_test=is_test,
         notices=tuple(notices),
         ids=tuple(name for name, use in uses.items() if use.kind == "id"),
@@ -271,7 +270,8 @@ def _recognise_inputs(
 
 def _find_time(cells: pl.Series, as_: str | None, comma: bool) -> Column:
     """Decide how a column of times is read: as dates, or as increasing numbers."""
-    column = recognise(cells, as_=cast("Override | None", as_), comma=comma)[1]
+    kind: Any = as_ if as_ in ("date", "number") else None  # what else it is concerns inputs
+    column = recognise(cells, as_=kind, comma=comma)[1]
     if column is None or column.kind not in ("date", "number"):
         column = recognise(cells, as_="number", comma=comma)[1]
     if column is None:
@@ -306,7 +306,7 @@ def _read_part(
             notices.append(f"{lost} rows of {table.name} have no time in {clock.name!r} and are dropped.")
         order = np.argsort(times, kind="stable")[: len(times) - lost]  # missing times are last
         rows, target, times = rows[order], target[order], times[order]
-        if len(np.unique(times)) < MIN_PARTS and least == MIN_ROWS:
+        if len(np.unique(times)) < MIN_PARTS:
             raise TableError(
                 f"The time column {clock.name!r} has {len(np.unique(times))} values, but {MIN_PARTS} are "
                 "needed to train on the past and test on what follows."

@@ -21,7 +21,7 @@ from elliptica._utils.random import stream_seed
 from elliptica.estimators import TablePreprocessor
 from elliptica.estimators.preprocess import Kind
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.table import TableError
+from elliptica.tables.table import Column, TableError
 
 Shift = Literal["random", "unseen", "time", "extrapolate", "test_file"]
 
@@ -189,7 +189,7 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
         return _split(StratifiedKFold, strata, n_parts, draws)
     _, first, number = np.unique(blocks[rows], return_index=True, return_inverse=True)
     if len(first) <= max(n_parts, 4):  # so that at least two are left for training and validation
-        return number
+        return number % (n_parts if len(first) > 3 else 3)
     if len(first) > MANY_BLOCKS:  # by the stratum of their first row
         return _split(StratifiedKFold, strata[first], n_parts, draws)[number]
     return _split(StratifiedGroupKFold, strata, n_parts, draws, number)
@@ -239,7 +239,7 @@ def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -
     if not parts:
         raise TableError(
             f"Some classes of {problem.target_name!r} occur only in the last stretch of "
-            f"{problem.time_name!r}, so no model of the past can predict them. Merge classes."
+            f"the time column, so no model of the past can predict them. Merge classes."
         )
     return parts
 
@@ -310,18 +310,16 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
     """Describe what is trained on and what is tested."""
     if shift == "time":
         assert problem.times is not None
+        assert problem.clock is not None
         tested = problem.times[np.concatenate([fold.test for fold in folds])]
-        begin, n_times = (
-            _show_time(problem, float(tested.min())),
-            count(len(np.unique(tested)), "distinct time"),
-        )
+        begin, n_times = _show_time(problem.clock, tested.min()), len(np.unique(tested))
         words = f"Train on rows before {begin}, test on later ones."
         if len(folds) > 1:
             words = (
-                f"Train on the past, test on later rows ({problem.time_name} from {begin} on, in "
+                f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
                 f"{len(folds)} stretches, each predicted from all rows before it)."
             )
-        rest = f" Only {n_times} can be tested: intervals are for rows of these times, not for other times."
+        rest = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times, not for other times."
         return words if ordered else words + rest
     return {
         "random": "Test on random rows: every row is predicted by models that were trained without it.",
@@ -333,10 +331,9 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
     }[shift]
 
 
-def _show_time(problem: TableProblem, value: float) -> str:
+def _show_time(clock: Column, value: float) -> str:
     """Format a time as in the column: a date, with its hour if it has one, or a number."""
-    kinds = {column.name: column.kind for column in problem.columns}
-    if kinds.get(problem.time_name or "") != "date":
+    if clock.kind != "date":
         return f"{value:g}"
-    moment = datetime(1970, 1, 1) + timedelta(days=value)
+    moment = datetime(1970, 1, 1) + timedelta(days=float(value))
     return f"{moment:%Y-%m-%d}" if moment.hour == moment.minute == 0 else f"{moment:%Y-%m-%d %H:%M}"
