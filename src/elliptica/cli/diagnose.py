@@ -86,7 +86,7 @@ def diagnose(
         if value is not None:
             kind = "a model from your code" if is_saved else "a saved model and a table"
             raise typer.BadParameter(f"{name} is only for {kind}.")
-    require_extra("tables", "polars", "sklearn", "safetensors")
+    require_extra("tables", "polars", "sklearn")
     if is_saved:
         fitted = _saved(Path(model), data, target, group, test, unlabelled)
     else:

@@ -99,7 +99,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         """Return the columns as numbers, in the order of ``X``; raise if they differ from training."""
         check_is_fitted(self, "encoders_")
         parts = zip(self._columns(X, reset=False), self.kinds_, self.zones_, self.encoders_, strict=True)
-        return np.hstack([e.transform(read_column(*column)) for *column, e in parts], dtype=np.float64)
+        numbers = [encoder.transform(read_column(*how)) for *how, encoder in parts]  # type: ignore[arg-type]
+        return np.hstack(numbers, dtype=np.float64)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the columns of `transform`."""
@@ -336,11 +337,12 @@ class TextDirections(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn parts of words and their directions."""
         texts = X[:: -(-len(X) // _MOST_TEXTS), 0]  # a regular sample with step ceil(n / most)
         sizes: dict[str, Any] = {"min_df": min(self.min_frequency, len(texts)), "max_features": _MOST_PARTS}
-        self.parts_ = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), **sizes)
+        self.parts_: Any = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), **sizes)
+        self.directions_: Any = None
         try:
             counts = self.parts_.fit_transform(texts)
         except ValueError:  # no part is frequent: texts become zeros
-            self.parts_ = self.directions_ = None
+            self.parts_ = None
             return self
         n_components = max(1, min(self.n_components, *(size - 1 for size in counts.shape)))
         with np.errstate(divide="ignore", invalid="ignore"):  # equal texts explain no variance

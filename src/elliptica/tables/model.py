@@ -16,8 +16,9 @@ from sklearn.pipeline import Pipeline
 
 from elliptica._utils.files import replacing
 from elliptica._utils.random import stream_seed
-from elliptica.estimators import EllipticClassifier, load, read_notes, save
+from elliptica.estimators import EllipticClassifier, save
 from elliptica.estimators.base import Fit
+from elliptica.estimators.files import load_with_notes
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
@@ -115,7 +116,7 @@ def fit_pipeline(
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None
-    if any(fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])):
+    if fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)]) == [plan.networks]:
         raise TableError(f"The training of {NAMES[final.method]} on all rows diverged; no model is saved.")
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
@@ -277,7 +278,7 @@ class SavedModel:
 def load_model(file: Path) -> SavedModel:
     """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
     try:
-        model, notes = load(file), read_notes(file)
+        model, notes = load_with_notes(file)
     except (ValueError, OSError) as error:
         raise TableError(f"The model {file} cannot be read: {error}") from error
     steps = getattr(model, "steps", None)

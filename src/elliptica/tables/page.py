@@ -12,9 +12,10 @@ from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
+from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, name_of
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.table import ColumnUse
+from elliptica.tables.training import most_iterations
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -121,7 +122,7 @@ def range_words(comparison: Comparison) -> list[str]:
     shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
     most = max(shares, key=lambda method: shares[method])
     fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
-    text = f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
+    text = f"{100 * shares[most]:.1f} % of the test predictions of {name_of(most)}, the most of all methods, "
     return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
 
 
@@ -137,7 +138,7 @@ def describe_model(comparison: Comparison) -> str:
 
 def cautions(comparison: Comparison) -> list[str]:
     """List the limits of the answer."""
-    plan, problem = comparison.plan, comparison.problem
+    plan, problem, limit = comparison.plan, comparison.problem, most_iterations(comparison.problem)
     said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
     if names := ", ".join(map(repr, problem.giveaways[:5])):
@@ -152,9 +153,15 @@ def cautions(comparison: Comparison) -> list[str]:
     if plan.epochs < FEW_EPOCHS:
         said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
-        errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
+        records, name = comparison.of(method), name_of(method)
+        errors = [bool(trial.error) for record in records for trial in record.trials]
         if any(errors):
-            said.append(f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed.")
+            said.append(f"{sum(errors)} of {len(errors)} trainings of {name} failed.")
+        if lost := sum(record.lost for record in records):
+            said.append(f"Left out, because their training diverged: {count(lost, 'network')} of {name}.")
+        if full := sum(METHODS[method].boosted and record.length >= limit for record in records):
+            folds = f"{full} of {count(len(records), 'fold')}"
+            said.append(f"In {folds}, {name} grew to the limit of {limit} iterations; more may be better.")
     return said
 
 

@@ -14,9 +14,9 @@ import polars as pl
 from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica._utils.statistics import is_beyond_chance
+from elliptica.estimators.preprocess import MISSING
 from elliptica.tables.table import (
     FEW_VALUES,
-    MISSING,
     Column,
     ColumnUse,
     Override,

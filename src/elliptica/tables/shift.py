@@ -319,8 +319,8 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
                 f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
                 f"{len(folds)} stretches, each predicted from all rows before it)."
             )
-        rest = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times, not for other times."
-        return words if ordered else words + rest
+        few = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times"
+        return words if ordered else f"{words}{few}, not for other times."
     return {
         "random": "Test on random rows: every row is predicted by models that were trained without it.",
         "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "

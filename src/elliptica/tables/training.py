@@ -64,6 +64,7 @@ class Record:
     #: Predicted numbers before they are clipped to the range of the training targets; empty for classes.
     unbounded: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     error: str = ""  # why the method failed
+    lost: int = 0  # networks that diverged and are left out
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -207,14 +208,19 @@ def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks:
         return _make_network(problem, plan, recipe, n_networks, seed)
     model = make(problem.task, recipe.settings, seed)
     if METHODS[recipe.method].boosted and recipe.length is None:
-        n_classes = len(problem.classes)  # beyond two, each iteration grows a tree per class
-        most = max(MIN_ITERATIONS, MAX_TREES // (n_classes if n_classes > 2 else 1))
-        model.set_params(early_stopping=True, scoring="loss", n_iter_no_change=_PATIENCE, max_iter=most)
+        stop = {"scoring": "loss", "n_iter_no_change": _PATIENCE, "max_iter": most_iterations(problem)}
+        model.set_params(early_stopping=True, **stop)
     elif METHODS[recipe.method].boosted:
         model.set_params(early_stopping=False, max_iter=recipe.length)
     if recipe.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
     return model
+
+
+def most_iterations(problem: TableProblem) -> int:
+    """Return the limit of boosting iterations; beyond two classes, each grows a tree per class."""
+    n_classes = len(problem.classes)
+    return max(MIN_ITERATIONS, MAX_TREES // (n_classes if n_classes > 2 else 1))
 
 
 def _make_network(problem: TableProblem, plan: Plan, recipe: Recipe, n_networks: int, seed: int) -> Any:
@@ -237,15 +243,15 @@ def _make_network(problem: TableProblem, plan: Plan, recipe: Recipe, n_networks:
     return EllipticRegressor(**shared, bounded=plan.bounded, target_transform=transform)
 
 
-def fit_models(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
-    """Train models, networks side by side; return whether the training of each diverged."""
+def fit_models(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[int]:
+    """Train models, networks side by side; return how many networks of each diverged."""
     if fits and isinstance(fits[0].estimator, EllipticEstimator):
         return fit_together(fits, callback)
     for number, fit in enumerate(fits):
         if callback is not None:
             callback(number / len(fits))
         _fit_sklearn(fit)
-    return [False] * len(fits)
+    return [0] * len(fits)
 
 
 def _fit_sklearn(fit: Fit) -> None:
@@ -395,11 +401,11 @@ class _Trainer:
         ]
         ended = self._train(fits, "trials", shares)
         outcomes = {}
-        for candidate, rows, fit, diverged in zip(wanted, parts, fits, ended, strict=True):
+        for candidate, rows, fit, lost in zip(wanted, parts, fits, ended, strict=True):
             recipe, model = self._recipe(candidate), fit.estimator
             predicted = predict_model(self.problem, model, rows.x[rows.validation])[0]
             trial = Trial(recipe.settings, recipe.log_target, length_of(model), {}, error="training diverged")
-            if not diverged and np.isfinite(predicted).all():
+            if not lost and np.isfinite(predicted).all():
                 trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
             wrong = np.empty(0)
             if candidate.method == REFERENCE and JTT in self.plan.methods:
@@ -421,8 +427,8 @@ class _Trainer:
             fits.append(self._fit(candidate, rows.train, length, rows.stop, self.plan.networks))
         ended = self._train(fits, "final training", (_AFTER_TRIALS, 1.0))
         tested: dict[tuple[int, str], dict[str, Any]] = {}
-        for candidate, fit, diverged in zip(wanted, fits, ended, strict=True):
-            if diverged:
+        for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
+            if lost == self.plan.networks:
                 continue
             rows, model, temperature = self.folds[candidate.fold], fit.estimator, None
             if self.problem.task == "classification" and METHODS[candidate.method].calibrated:
@@ -436,6 +442,7 @@ class _Trainer:
                 "unbounded": free,
                 "temperature": temperature,
                 "length": length_of(model),
+                "lost": lost,
             }
         return tested
 
@@ -460,10 +467,6 @@ class _Trainer:
         groups = self.groups if METHODS[recipe.method].sees_groups else None
         return Fit(model, rows.x, rows.y, upweighted(wrong, recipe), groups, train, validation)
 
-    def _train(self, fits: Sequence[Fit], what: str, shares: tuple[float, float]) -> list[bool]:
-        folds = ", ".join(str(rows.fold.number + 1) for rows in self.folds)
-        if (label := METHODS[self.plan.methods[0]]).make:
-            what = label.label
-        words = f"{what}, fold{'s' if len(self.folds) > 1 else ''} {folds}"
+    def _train(self, fits: Sequence[Fit], words: str, shares: tuple[float, float]) -> list[int]:
         begin, end = shares
         return fit_models(fits, lambda share: self.report(begin + share * (end - begin), words))
