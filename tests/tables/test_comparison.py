@@ -246,7 +246,7 @@ def check_part(session):
     assert part.verdict.text
     assert part.table()["method"].to_list() == ["erm", "elliptic", "trees", "constant"]
     fit_model(part)
-    session.close()
+    session.store.close()
     return part
 
 

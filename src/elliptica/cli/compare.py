@@ -115,7 +115,7 @@ def compare(
         interrupted = _train(session, console)
         _finish(session, out, console, interrupted)
     finally:
-        session.close()
+        session.store.close()
     if interrupted:
         raise typer.Exit(130)
 

@@ -87,12 +87,16 @@ def diagnose(
             kind = "a model from your code" if is_saved else "a saved model and a table"
             raise typer.BadParameter(f"{name} is only for {kind}.")
     require_extra("tables", "polars", "sklearn")
+    from elliptica.tables.diagnose import diagnose_fitted, diagnosis_page
+    from elliptica.tables.model import read_fitted
+
     if is_saved:
-        fitted = _saved(Path(model), data, target, group, test, unlabelled)
+        file, other = Path(model), unlabelled
+        fitted, notices = read_fitted(file, data, target, group=group, test=test, unlabelled=other)
+        for notice in notices:
+            typer.echo(f"- {notice}", err=True)
     else:
         fitted = fitted_from_code(data, model, weights, loss)
-    from elliptica.tables.diagnose import diagnose_fitted, diagnosis_page
-
     diagnosis = diagnose_fitted(fitted)
     if out is None:
         for line in diagnosis.text(everything=all_).splitlines():
@@ -108,20 +112,6 @@ def diagnose(
         text = json.dumps(diagnosis.to_dict(), indent=1) if is_json else diagnosis.text(everything=all_)
     write_atomically(out, text + "\n")
     typer.echo(f"{diagnosis.headline()} Written to {out}.", err=True)
-
-
-def _saved(
-    model: Path, data: Path, target: str | None, group: str | None, test: Path | None, unlabelled: Path | None
-) -> FittedModel:
-    """Load a model that a comparison or an estimator saved, with tables for it; print notices."""
-    from elliptica.tables.model import fitted_predictor, read_labelled, read_unlabelled
-
-    tables = [data] if test is None else [data, test]
-    rows = [read_labelled(model, table, target, group=group) for table in tables]
-    others, notices = (None, []) if unlabelled is None else read_unlabelled(model, unlabelled)
-    for notice in dict.fromkeys([*(notice for part in rows for notice in part.notices), *notices]):
-        typer.echo(f"- {notice}", err=True)
-    return fitted_predictor(rows[0], rows[1] if len(rows) > 1 else None, others)
 
 
 def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) -> FittedModel:

@@ -137,7 +137,10 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             X = validate_data(self, X, dtype=None, ensure_all_finite="allow-nan", reset=reset)
             names, columns = [f"x{j}" for j in range(X.shape[1])], list(X.T)
         for name, column in zip(names, columns, strict=True):
-            yield as_series(name, column)
+            series = as_series(name, column)
+            if series.dtype.is_nested() or series.dtype in (pl.Object, pl.Binary, pl.Time):
+                raise TypeError(f"Column {name!r} holds {series.dtype}: it must be a string, number or date.")
+            yield series
 
     def _kind(self, column: pl.Series) -> Kind:
         """Return the kind of a column of training rows by its dtype."""
@@ -186,10 +189,6 @@ def as_series(name: str, values: Any) -> pl.Series:
             series = pl.Series(name, array)
         series = series if zone is None else series.dt.replace_time_zone("UTC")
         series = _as_text(series).cast(pl.Categorical) if is_category else series
-    if series.dtype.is_nested() or series.dtype in (pl.Object, pl.Binary, pl.Time):
-        raise TypeError(
-            f"Column {name!r} holds {series.dtype}, but must be a string or a number (or a date)."
-        )
     return series.fill_nan(None) if series.dtype.is_float() else series
 
 

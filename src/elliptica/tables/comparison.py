@@ -443,17 +443,14 @@ class Session:
         store = Store(None if out is None else Path(out), about, plan, head)
         return cls(problem, shift, plan, store, table.name, options)
 
-    def close(self) -> None:
-        """Release the folder to other processes."""
-        self.store.close()
-
     def run(self, listen: Listener | None = None) -> None:
         """Run the folds that are not finished, until the time limit; report progress to ``listen``."""
         minutes = self.options.minutes
         progress = _Progress(listen, None if minutes is None else clock.monotonic() + 60 * minutes)
         tasks = self._tasks()
         progress.total = max(1, sum(len(task.folds) * len(task.methods) for task in tasks))
-        with threadpool_limits(1), ThreadPoolExecutor(self.workers) as pool:
+        workers = self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
             waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
             try:
                 for future in as_completed(tuple(waiting)):
@@ -466,11 +463,6 @@ class Session:
                 pool.shutdown(cancel_futures=True)
             done = [f for f in waiting if not f.cancelled() and f.exception() is None]
             self.store.add(record for future in done for record in future.result())
-
-    @property
-    def workers(self) -> int:
-        """Number of tasks that run at the same time."""
-        return self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
     def _tasks(self) -> list[_Task]:
         """List the work that is left, fold by fold, so that an interruption leaves whole folds.
@@ -597,4 +589,4 @@ def compare(
         session.run(listen)
         return session.result()
     finally:
-        session.close()
+        session.store.close()

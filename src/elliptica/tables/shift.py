@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.covariance import LedoitWolf
@@ -19,7 +19,6 @@ from skrub import SquashingScaler
 from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import TablePreprocessor
-from elliptica.estimators.preprocess import Kind
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.table import Column, TableError
 
@@ -46,11 +45,11 @@ MANY_BLOCKS = 500
 class Fold:
     """Row numbers of one training and its test, in ascending order."""
 
-    repeat: int  # each repeat tests every tested row once
-    number: int  # number of the fold within the repeat, from 0
     train: np.ndarray  # all training rows, validation rows included
     validation: np.ndarray  # training rows that choose settings and epochs
     test: np.ndarray
+    repeat: int = -1  # each repeat tests every tested row once
+    number: int = 0  # number of the fold within the repeat, from 0
 
     @property
     def fit(self) -> np.ndarray:
@@ -73,14 +72,6 @@ class ShiftPlan:
     def folds_per_repeat(self) -> int:
         """Number of folds of each repeat."""
         return len(self.folds) // self.n_repeats
-
-
-class _Parts(NamedTuple):
-    """Rows of a fold; ``train`` includes ``validation``."""
-
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
 
 
 def make_shift(
@@ -119,7 +110,7 @@ def make_shift(
     while repeat < (repeats or (FIXED_TEST_REPEATS if len(all_folds) == repeat else 1)):
         draws = np.random.default_rng(stream_seed("folds", seed, repeat))
         parts = _divide(problem, shift, folds, draws)
-        all_folds += [Fold(repeat, number, *map(np.sort, part)) for number, part in enumerate(parts)]
+        all_folds += [replace(fold, repeat=repeat, number=number) for number, fold in enumerate(parts)]
         repeat += 1
     for fold in all_folds:
         if missing := _missing_classes(problem, fold):
@@ -145,18 +136,16 @@ def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
     rows = np.arange(len(problem.target)) if problem.is_test is None else np.flatnonzero(~problem.is_test)
-    parts = _with_validation(problem, shift, rows, rows[:0], draws)
-    if _missing_classes(problem, parts):
-        parts = parts._replace(validation=rows[:0])
-    return Fold(-1, 0, *map(np.sort, parts))
+    fold = _with_validation(problem, shift, rows, rows[:0], draws)
+    return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 
 
 def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
     """Build the preprocessor that converts the columns of a problem to numbers."""
-    return TablePreprocessor(kinds=cast("dict[str, Kind]", problem.kind_of), scale="robust")
+    return TablePreprocessor(kinds=problem.kind_of, scale="robust")
 
 
-def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[_Parts]:
+def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[Fold]:
     """Return the parts of each fold of a repeat."""
     rows = np.arange(len(problem.target))
     if shift == "extrapolate":
@@ -214,20 +203,20 @@ def _n_validation(n_train: int) -> int:
 
 def _with_validation(
     problem: TableProblem, shift: Shift, train: np.ndarray, test: np.ndarray, draws: np.random.Generator
-) -> _Parts:
+) -> Fold:
     """Hold out validation rows: later ones with ``--time``, otherwise random ones (of whole blocks)."""
     if shift == "time":
-        return _Parts(train, _latest(problem, train, draws), test)
+        return Fold(train, _latest(problem, train, draws), test)
     part = _deal(problem, train, -(-len(train) // _n_validation(len(train))), draws)
     if not part.any():
         raise TableError(
             f"All training rows have the same value of {problem.split_name!r}, so none can be held out for "
             "validation. Split by another column."
         )
-    return _Parts(train, train[part == draws.integers(int(part.max()) + 1)], test)
+    return Fold(train, train[part == draws.integers(int(part.max()) + 1)], test)
 
 
-def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
+def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[Fold]:
     """Use an expanding window: each block of time is tested by models trained on all rows before it."""
     assert problem.times is not None
     block = _cut(problem.times, folds + EARLIEST_BLOCKS)
@@ -252,10 +241,10 @@ def _latest(problem: TableProblem, train: np.ndarray, draws: np.random.Generator
     late = train[times >= begin]
     if len(late) > len(train) / 2:  # many rows share one time: begin with the next one
         late = train[times > begin]
-    return late if 0 < len(late) <= len(train) / 2 else draws.permutation(train)[:n]
+    return late if 0 < len(late) <= len(train) / 2 else np.sort(draws.permutation(train)[:n])
 
 
-def _far(problem: TableProblem) -> _Parts:
+def _far(problem: TableProblem) -> Fold:
     """Test the rows farthest from the mean; the farthest of the others are for validation.
 
     Distances are measured in whitened numbers; categories, dates and text do not count. The same share of
@@ -275,7 +264,7 @@ def _far(problem: TableProblem) -> _Parts:
         place[members[np.argsort(-distance[members], kind="stable")]] = ranks
     validation_end = FAR_SHARE + _n_validation(round((1 - FAR_SHARE) * len(place))) / len(place)
     train = np.flatnonzero(place > FAR_SHARE)
-    return _Parts(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
+    return Fold(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
 
 
 def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
@@ -288,10 +277,9 @@ def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
     return np.unique(block, return_inverse=True)[1][inverse]
 
 
-def _missing_classes(problem: TableProblem, parts: _Parts | Fold) -> list[object]:
+def _missing_classes(problem: TableProblem, fold: Fold) -> list[object]:
     """Return the classes without a training row outside the validation rows."""
-    fit = np.setdiff1d(parts.train, parts.validation, assume_unique=True)
-    return sorted(set(problem.classes) - set(problem.target[fit].tolist()), key=str)
+    return sorted(set(problem.classes) - set(problem.target[fold.fit].tolist()), key=str)
 
 
 def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[np.ndarray, bool]:

@@ -35,7 +35,7 @@ from skrub import ToDatetime
 from skrub.core import RejectColumn
 
 from elliptica._utils.random import stream_seed
-from elliptica.estimators.preprocess import MISSING, Kind, TextDirections, has_zone, is_free_text
+from elliptica.estimators.preprocess import MISSING, Kind, TextDirections, as_series, has_zone, is_free_text
 
 MAX_ROWS = 200_000
 SEPARATORS = (",", ";", "\t", "|")
@@ -184,17 +184,7 @@ def _frame(source: Any) -> pl.DataFrame:
         return source.collect()
     if isinstance(source, pl.DataFrame):
         return source
-    return pl.DataFrame([_series(str(name), source.iloc[:, i]) for i, name in enumerate(source.columns)])
-
-
-def _series(name: str, column: Any) -> pl.Series:
-    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iufb":
-        return pl.Series(name, column.to_numpy(), nan_to_null=True)
-    values = column.astype(object).where(column.notna(), None).tolist()
-    try:
-        return pl.Series(name, values)
-    except (TypeError, pl.exceptions.PolarsError):  # mixed types
-        return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
+    return pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in enumerate(source.columns)])
 
 
 def check_column(table: Table, name: str, what: str) -> None:
