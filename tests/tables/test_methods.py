@@ -8,7 +8,6 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from elliptica.tables import compare, fit_model, methods
 from elliptica.tables.methods import (
     METHODS,
-    SEES_GROUPS,
     Method,
     Plan,
     choose_methods,
@@ -67,7 +66,8 @@ def test_methods_of_a_task():
     assert set(numbers) ^ set(classes) == {"c-mixup", "smoothing"}
     grouped = set(choose_methods("classification", None, grouped=True)) - set(classes)
     assert grouped == {"groupdro", "lisa", "balanced", "jtt"}
-    assert set(SEES_GROUPS) == {"groupdro", "lisa", "balanced"}  # JTT sees errors, not groups
+    seeing = {name for name, method in METHODS.items() if method.sees_groups}
+    assert seeing == {"groupdro", "lisa", "balanced"}  # JTT sees errors, not groups
     assert choose_methods("classification", ["jtt", "trees"], grouped=False) == ("erm", "jtt", "trees")
     for wrong in ("c-mixup", "groupdro", "mixpu"):
         with pytest.raises(TableError, match="methods"):

@@ -272,9 +272,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Multiply sample weights by class weights."""
         return weight
 
-    def _needs_held_out_rows(self) -> bool:
-        return self.early_stopping
-
     def _calibrate(self, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         """Adjust trained networks to held-out rows if requested."""
 
@@ -402,7 +399,7 @@ class _Prepared:
         if weight is not None and (weight[rows] == 0).any():
             rows = rows[weight[rows] > 0]
         validation, self.held = fit.validation, None
-        if fit.validation is None and model._needs_held_out_rows():
+        if fit.validation is None and (model.early_stopping or getattr(model, "calibrate", None)):
             rows, self.held = _hold_out(rows, self.y, model)
             validation = self.held if model.early_stopping else None
         model._observe_targets(self.y[rows])

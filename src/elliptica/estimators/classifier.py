@@ -141,9 +141,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         if is_one_label and self._is_multilabel:
             raise ValueError(f'calibrate, class_weight, method="{self.method}" need one label per row.')
 
-    def _needs_held_out_rows(self) -> bool:
-        return self.early_stopping or self.calibrate is not None
-
     def _observe_targets(self, y: np.ndarray) -> None:
         self.temperature_ = 1.0
 

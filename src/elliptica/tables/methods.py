@@ -93,9 +93,6 @@ def name_of(method: str) -> str:
     return ("the " if method == LINEAR else "") + NAMES.get(method, method)
 
 
-#: Methods whose training uses the group column.
-SEES_GROUPS = tuple(name for name, method in METHODS.items() if method.sees_groups)
-
 #: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
 _WHOLE = ("max_leaf_nodes", "min_samples_leaf")

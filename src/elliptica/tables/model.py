@@ -39,14 +39,7 @@ from elliptica.tables.table import (
 from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups, upweighted
 
 
-@dataclass(frozen=True)
-class FinalSettings(Recipe):
-    """The settings of the saved model."""
-
-    temperature: float | None = None  # for classes: the mean over folds
-
-
-def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
+def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
     """Return the settings of the winner (or another method): the trial that was best over all folds."""
     method = method or comparison.best
     records = [record for record in comparison.records if record.method == method and not record.error]
@@ -58,7 +51,7 @@ def final_settings(comparison: Comparison, method: str | None = None) -> FinalSe
     tried = [r for r in records if r.trials[trial].validation and not r.trials[trial].dropped]
     lengths = [r.length if r.chosen == trial else r.trials[trial].length for r in tried]
     temperatures = [record.temperature for record in records if record.temperature is not None]
-    return FinalSettings(
+    return Recipe(
         method,
         draw_settings(method, trial, comparison.plan),
         comparison.plan.logs_target(trial),
@@ -110,7 +103,7 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
 
 
 def fit_pipeline(
-    problem: TableProblem, plan: Plan, final: FinalSettings, seed: int, wrong: np.ndarray | None = None
+    problem: TableProblem, plan: Plan, final: Recipe, seed: int, wrong: np.ndarray | None = None
 ) -> Pipeline:
     """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
     preprocess = make_preprocessor(problem)

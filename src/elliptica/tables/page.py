@@ -12,10 +12,10 @@ from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, name_of
+from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, name_of
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.table import ColumnUse
-from elliptica.tables.training import most_iterations
+from elliptica.tables.training import PATIENCE, most_iterations
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -75,7 +75,7 @@ def label(comparison: Comparison, method: str) -> str:
     """Return the display name of a method; a dagger marks methods that use groups in training."""
     if method == CONSTANT:
         return "always the mean" if comparison.problem.task == "regression" else "always the largest class"
-    return NAMES[method] + (" †" if method in SEES_GROUPS else "")
+    return NAMES[method] + (" †" if METHODS[method].sees_groups else "")
 
 
 def in_order(comparison: Comparison) -> list[str]:
@@ -159,9 +159,9 @@ def cautions(comparison: Comparison) -> list[str]:
             said.append(f"{sum(errors)} of {len(errors)} trainings of {name} failed.")
         if lost := sum(record.lost for record in records):
             said.append(f"Left out, because their training diverged: {count(lost, 'network')} of {name}.")
-        if full := sum(METHODS[method].boosted and record.length >= limit for record in records):
+        if full := sum(METHODS[method].boosted and record.length > limit - PATIENCE for record in records):
             folds = f"{full} of {count(len(records), 'fold')}"
-            said.append(f"In {folds}, {name} grew to the limit of {limit} iterations; more may be better.")
+            said.append(f"In {folds}, {name} grew up to the limit of {limit} iterations; more may be better.")
     return said
 
 
@@ -239,8 +239,8 @@ def _protocol(comparison: Comparison) -> list[str]:
     rule = comparison.metrics[1].label if plan.select == "worst" else "Brier score" if is_class else "RMSE"
     names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
     points = [
-        f"{shift.words} {count(shift.folds_per_repeat, 'fold')}, {count(shift.n_repeats, 'repeat')}, seed "
-        f"{plan.seed}.",
+        f"{shift.words} {count(len(shift.folds) // shift.n_repeats, 'fold')}, "
+        f"{count(shift.n_repeats, 'repeat')}, seed {plan.seed}.",
         "Preprocessing is fitted on the training rows of each fold and is the same for all methods.",
         f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
         f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "

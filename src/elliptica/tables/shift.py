@@ -68,11 +68,6 @@ class ShiftPlan:
     n_repeats: int
     ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
 
-    @property
-    def folds_per_repeat(self) -> int:
-        """Number of folds of each repeat."""
-        return len(self.folds) // self.n_repeats
-
 
 def make_shift(
     problem: TableProblem,

@@ -114,7 +114,10 @@ def read_table(
 def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
     """Open a table; return its name, its rows, and which of them are blank lines."""
     if not isinstance(source, str | Path):
-        return "frame", _frame(source).lazy(), []
+        if not isinstance(source, pl.LazyFrame | pl.DataFrame):  # polars' own conversion needs pyarrow
+            names = enumerate(source.columns)
+            source = pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in names])
+        return "frame", source.lazy(), []
     file = Path(source)
     if not file.is_file():
         if str(source) in BUILT_IN:
@@ -176,15 +179,6 @@ def _built_in(name: str) -> pl.DataFrame:
         target = np.asarray(data.target_names)[target]
     columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(data.feature_names)]
     return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
-
-
-def _frame(source: Any) -> pl.DataFrame:
-    """Convert a frame of pandas column by column, because polars' own conversion needs pyarrow."""
-    if isinstance(source, pl.LazyFrame):
-        return source.collect()
-    if isinstance(source, pl.DataFrame):
-        return source
-    return pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in enumerate(source.columns)])
 
 
 def check_column(table: Table, name: str, what: str) -> None:

@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -55,7 +56,6 @@ class Record:
     method: str
     trials: tuple[Trial, ...]  # in order
     chosen: int | None  # number of the trial that the validation rows chose; None: all failed
-    rows: dict[str, int]  # number of rows in trials, validation, final training and test
     seconds: float  # time of trials and training; networks trained together share theirs equally
     length: int = 0  # epochs or boosting iterations of the model that was tested; 0: not applicable
     temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
@@ -187,7 +187,7 @@ _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
 #: Maximum number of trees over all classes, and minimum number of boosting iterations.
 MAX_TREES, MIN_ITERATIONS = 300, 60
 #: Iterations without a better validation loss before boosting stops.
-_PATIENCE = 10
+PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,7 @@ class Recipe:
     settings: dict[str, Any]
     log_target: bool = False  # whether it learns the logarithm of the targets
     length: int | None = None  # epochs or boosting iterations; None: as many as validation rows choose
+    temperature: float | None = None  # of the probabilities of a saved model: the mean over folds
 
 
 def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks: int, seed: int) -> Any:
@@ -208,7 +209,7 @@ def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks:
         return _make_network(problem, plan, recipe, n_networks, seed)
     model = make(problem.task, recipe.settings, seed)
     if METHODS[recipe.method].boosted and recipe.length is None:
-        stop = {"scoring": "loss", "n_iter_no_change": _PATIENCE, "max_iter": most_iterations(problem)}
+        stop = {"scoring": "loss", "n_iter_no_change": PATIENCE, "max_iter": most_iterations(problem)}
         model.set_params(early_stopping=True, **stop)
     elif METHODS[recipe.method].boosted:
         model.set_params(early_stopping=False, max_iter=recipe.length)
@@ -275,24 +276,13 @@ def length_of(model: Any) -> int:
     return getattr(model, "best_iteration_", None) or len(getattr(model, "_predictors", ()))
 
 
-def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predict probabilities of all class numbers, or numbers with and without their bounds.
-
-    The second array is empty for probabilities.
-    """
+def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> np.ndarray:
+    """Predict probabilities of all class numbers, or numbers."""
     if problem.task == "regression":
-        values = np.asarray(model.predict(x), dtype=np.float64)
-        return values, unbounded(model).predict(x) if getattr(model, "bounded", False) else values
+        return np.asarray(model.predict(x), dtype=np.float64)
     probabilities = np.zeros((len(x), len(problem.classes)))
     probabilities[:, model.classes_] = model.predict_proba(x)  # trials on few rows may lack a class
-    return probabilities, np.empty(0)
-
-
-def unbounded(model: EllipticRegressor) -> EllipticRegressor:
-    """Return a regressor that shares the networks of another, but does not clip predictions."""
-    free = EllipticRegressor(**{**model.get_params(deep=False), "bounded": False})
-    free.__dict__.update({name: value for name, value in vars(model).items() if name != "bounded"})
-    return free
+    return probabilities
 
 
 def upweighted(wrong: np.ndarray | None, recipe: Recipe) -> np.ndarray | None:
@@ -347,10 +337,8 @@ def run_methods(problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, re
     seconds = (time.perf_counter() - begin) / max(1, len(pairs))
     records = []
     for fold, method in pairs:
-        rows, tries = folds[fold], trials[fold, method]
-        uses = {"fit": rows.fit, "validation": rows.validation, "train": rows.train, "test": rows.fold.test}
-        counts = {use: len(numbers) for use, numbers in uses.items()}
-        record = Record(rows.fold.repeat, rows.fold.number, method, tuple(tries), None, counts, seconds)
+        rows, tries = folds[fold].fold, trials[fold, method]
+        record = Record(rows.repeat, rows.number, method, tuple(tries), None, seconds)
         if (fold, method) in tested:
             chosen = order_of[fold, method][0]
             records.append(replace(record, chosen=chosen, **tested[fold, method]))
@@ -403,7 +391,7 @@ class _Trainer:
         outcomes = {}
         for candidate, rows, fit, lost in zip(wanted, parts, fits, ended, strict=True):
             recipe, model = self._recipe(candidate), fit.estimator
-            predicted = predict_model(self.problem, model, rows.x[rows.validation])[0]
+            predicted = predict_model(self.problem, model, rows.x[rows.validation])
             trial = Trial(recipe.settings, recipe.log_target, length_of(model), {}, error="training diverged")
             if not lost and np.isfinite(predicted).all():
                 trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
@@ -434,9 +422,13 @@ class _Trainer:
             if self.problem.task == "classification" and METHODS[candidate.method].calibrated:
                 held = outcomes[candidate].predicted
                 if rows.stop is not None:
-                    held = predict_model(self.problem, model, rows.x[rows.stop])[0]
+                    held = predict_model(self.problem, model, rows.x[rows.stop])
                 temperature = _temperature(held, rows.y[rows.validation])
-            predicted, free = predict_model(self.problem, model, rows.x[rows.fold.test])
+            predicted = free = predict_model(self.problem, model, rows.x[rows.fold.test])
+            if getattr(model, "bounded", False):
+                model = copy.copy(model)
+                model.bounded = False
+                free = predict_model(self.problem, model, rows.x[rows.fold.test])
             tested[candidate[:2]] = {
                 "predicted": predicted,
                 "unbounded": free,
