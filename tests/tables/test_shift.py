@@ -28,7 +28,7 @@ def is_sound(fold: Fold, n: int) -> bool:
 def test_random_rows_are_each_tested_once_per_repeat_in_balanced_folds(values):
     problem = problem_of(rows(200, y=values))
     plan = make_shift(problem, folds=5, repeats=2)
-    assert (plan.shift, plan.n_repeats, plan.folds_per_repeat) == ("random", 2, 5)
+    assert (plan.shift, plan.n_repeats, len(plan.folds)) == ("random", 2, 10)
     assert all(is_sound(fold, 200) for fold in plan.folds)
     for repeat in range(2):
         own = [fold for fold in plan.folds if fold.repeat == repeat]

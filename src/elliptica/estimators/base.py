@@ -102,11 +102,9 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         check_is_fitted(self, "module_")
         rows, target = self._check_rows(X, y, reset=False)
-        x, y = (
-            torch.from_numpy(self._scale(rows)),
-            torch.from_numpy(self._learn(self._encode(target, reset=False))),
-        )
-        return NetworkRows(self.module_, self._loss(), x.to(self._place()), y.to(self._place()))
+        arrays = self._scale(rows), self._learn(self._encode(target, reset=False))
+        x, y = (torch.from_numpy(array).to(self._place()) for array in arrays)
+        return NetworkRows(self.module_, self._loss(), x, y)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Train the network.

@@ -202,20 +202,16 @@ class Comparison:
         return tuple(method for method in self.plan.methods if method not in self.failed)
 
     @cached_property
-    def _by_key(self) -> dict[tuple[int, int, str], Record]:
-        return {record.key: record for record in self.records}
-
-    @cached_property
     def finished(self) -> list[tuple[int, int]]:
         """Folds that all methods have finished, as (repeat, fold); only these are compared."""
         if REFERENCE in self.failed:
             return []
-        folds = [(fold.repeat, fold.number) for fold in self.shift.folds]
-        return [key for key in folds if all((*key, method) in self._by_key for method in self.methods)]
+        folds, done = [(f.repeat, f.number) for f in self.shift.folds], {r.key for r in self.records}
+        return [key for key in folds if done.issuperset((*key, method) for method in self.methods)]
 
     def of(self, method: str) -> list[Record]:
         """Return the records of a method in the folds that are compared."""
-        return [self._by_key[(*key, method)] for key in self.finished]
+        return [r for r in self.records if r.method == method and r.key[:2] in self.finished]
 
     @cached_property
     def predictions(self) -> Predictions:

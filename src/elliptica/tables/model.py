@@ -127,10 +127,8 @@ def _soften(model: Any, temperature: float) -> None:
         for tree in (tree for trees in model._predictors for tree in trees):
             tree.nodes["value"] /= temperature
     else:
-        model[-1].coef_, model[-1].intercept_ = (
-            model[-1].coef_ / temperature,
-            model[-1].intercept_ / temperature,
-        )
+        model[-1].coef_ /= temperature
+        model[-1].intercept_ /= temperature
 
 
 #: Most rows that are predicted at once.

@@ -115,8 +115,8 @@ def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
     """Open a table; return its name, its rows, and which of them are blank lines."""
     if not isinstance(source, str | Path):
         if not isinstance(source, pl.LazyFrame | pl.DataFrame):  # polars' own conversion needs pyarrow
-            names = enumerate(source.columns)
-            source = pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in names])
+            columns = enumerate(source.columns)
+            source = pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in columns])
         return "frame", source.lazy(), []
     file = Path(source)
     if not file.is_file():
