@@ -122,7 +122,6 @@ def test_parts_have_their_rows():
     y = np.arange(10.0)
     groups = np.array(["u"] * 3 + [""] * 2 + ["v"] * 5)
     parts = score_parts(single_test("regression", y, {"erm": y + 1, "mixup": y + 2}, groups=groups))
-    assert parts.kind == "group"
     assert parts.rows == {"u": 3, "v": 5}
     assert parts.values == {"erm": {"u": 1.0, "v": 1.0}, "mixup": {"u": 2.0, "v": 2.0}}
     bands = score_parts(single_test("regression", y, {"erm": y}, bounds=np.array([1.0, 8.0])))

@@ -199,8 +199,8 @@ def test_trees_are_tested_at_their_best_iteration(classes):
     test = rows.fold.test
     assert np.array_equal(record.predicted, predicted(rows.train, record.length, test))
     assert not np.allclose(record.predicted, predicted(rows.train, record.length + 10, test))
-    best = predicted(rows.fit, trial.length, rows.validation)
-    chosen = best[np.arange(len(best)), rows.y[rows.validation]]
+    best = predicted(rows.fit, trial.length, rows.fold.validation)
+    chosen = best[np.arange(len(best)), rows.y[rows.fold.validation]]
     assert trial.validation["log_loss"] == pytest.approx(-np.log(chosen).mean())
 
 
@@ -214,7 +214,7 @@ def test_preprocessing_sees_training_rows_only(classes, rows):
 def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):
     fold = rows.fold
     large = prepare(classes, fold, replace(PLAN, tuning_rows=30))
-    assert (len(large.fit), len(large.validation), len(large.train)) == (30, 30, 90)
+    assert (len(large.fit), len(large.fold.validation), len(large.train)) == (30, 30, 90)
     assert set(large.fit) <= set(fold.fit)
     assert np.array_equal(large.train, fold.fit)  # the validation rows choose the last length, too
     assert np.array_equal(large.stop, fold.validation)
@@ -226,11 +226,11 @@ def test_temperatures(rows):
     sure = np.tile([[0.99, 0.01]], (30, 1))
     assert at_temperature(sure, 1.0) == pytest.approx(sure)
     assert at_temperature(sure, 1e9)[0] == pytest.approx([0.5, 0.5])
-    right = np.eye(2)[rows.y[rows.validation]] * 0.98 + 0.01
+    right = np.eye(2)[rows.y[rows.fold.validation]] * 0.98 + 0.01
     wrong = right.copy()
     wrong[:6] = 1 - wrong[:6]  # a fifth is wrong with 99 % confidence
 
-    labels = rows.y[rows.validation]
+    labels = rows.y[rows.fold.validation]
     assert at_temperature(sure, _temperature(wrong, labels))[0] == pytest.approx([0.8, 0.2], abs=1e-3)
     assert _temperature(right, labels) == 1.0  # no minimum exists
 
@@ -260,7 +260,7 @@ def test_final_trial_is_the_best_over_folds(classes):
 
 
 def test_validation_without_a_judged_group_is_by_class(classes, rows):
-    predicted = np.full((len(rows.validation), 2), 0.5)
+    predicted = np.full((len(rows.fold.validation), 2), 0.5)
     assert "worst_group_accuracy" in validate(classes, rows, predicted)
     scores = validate(replace(classes, groups=np.full(150, "")), rows, predicted)
     assert "worst_class_accuracy" in scores

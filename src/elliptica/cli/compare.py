@@ -267,14 +267,9 @@ def predict(
     """
     require_extra("tables", "polars", "sklearn")
     from elliptica.tables.model import predict_file
-    from elliptica.tables.table import TableError
 
     console = Console()
-    try:
-        predictions, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)
-    except TableError as error:
-        print_text(console, f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(2) from error
+    predictions, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)
     for notice in notices:
         print_point(console, notice)
     print_text(console, escape(f"{len(predictions):,} predictions in {out}"))

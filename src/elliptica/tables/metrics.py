@@ -173,7 +173,6 @@ def single_test(
 class PartScores:
     """Scores of the classes, groups or fifths that have tested rows."""
 
-    kind: str  # "group", "class" or "fifth"
     rows: dict[str, int]  # tested rows of each part, by name
     values: dict[str, dict[str, float]]  # accuracy or RMSE, by method and part
 
@@ -200,7 +199,7 @@ def score(
         if predictions.task == "classification":
             scores[method] = {
                 "accuracy": mean["right"],
-                f"worst_{parts.kind}_accuracy": min(values),
+                f"worst_{predictions.part_kind}_accuracy": min(values),
                 "balanced_accuracy": float(balanced[number]),
                 "log_loss": mean["log"],
                 "brier": mean["brier"],
@@ -209,7 +208,7 @@ def score(
             continue
         scores[method] = {
             "rmse": mean["square"] ** 0.5,
-            f"worst_{parts.kind}_rmse": max(values),
+            f"worst_{predictions.part_kind}_rmse": max(values),
             "mae": mean["absolute"],
         }
         if unbounded is not None and method in unbounded:
@@ -233,7 +232,7 @@ def score_parts(predictions: Predictions) -> PartScores:
         for place, method in enumerate(predictions.values)
     }
     rows = np.bincount(numbers[predictions.tested.any(0)] + 1, minlength=len(names) + 1)[1:]
-    return PartScores(predictions.part_kind, {names[k]: int(rows[k]) for k in present}, values)
+    return PartScores({names[k]: int(rows[k]) for k in present}, values)
 
 
 def part_means(

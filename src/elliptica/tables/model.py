@@ -269,13 +269,9 @@ class SavedModel:
 
 def load_model(file: Path) -> SavedModel:
     """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
-    try:
-        model, notes = load_with_notes(file)
-    except (ValueError, OSError) as error:
-        raise TableError(f"The model {file} cannot be read: {error}") from error
-    steps = getattr(model, "steps", None)
-    preprocessor = None if steps is None else model[0]
-    return SavedModel(file.name, model if steps is None else model[-1], preprocessor, notes)
+    model, notes = load_with_notes(file)
+    first, last = (model[0], model[-1]) if isinstance(model, Pipeline) else (None, model)
+    return SavedModel(file.name, last, first, notes)
 
 
 def read_fitted(

@@ -194,9 +194,8 @@ def _differences(comparison: Comparison) -> Section:
 
 def _parts(comparison: Comparison) -> Section:
     parts, metric, problem = score_parts(comparison.predictions), comparison.metrics[0], comparison.problem
-    heading = {"group": problem.group_name, "fifth": f"fifth of {problem.target_name}"}.get(
-        parts.kind, "class"
-    )
+    fifth = "class" if problem.classes else f"fifth of {problem.target_name}"
+    heading = problem.group_name or fifth
     sign = 1 if metric.higher_is_better else -1
     names = sorted(parts.rows, key=lambda name: sign * parts.values[REFERENCE][name])[:_MOST_PARTS]
     chosen = [m for m in in_order(comparison) if m != CONSTANT][:3]

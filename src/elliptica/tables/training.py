@@ -98,7 +98,6 @@ class FoldRows:
     x: np.ndarray  # inputs of all rows of the table
     y: np.ndarray  # class numbers or targets of all rows
     fit: np.ndarray  # rows that trials are trained on
-    validation: np.ndarray  # rows that choose among trials
     train: np.ndarray  # rows that the chosen settings are trained on
     stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
@@ -118,15 +117,15 @@ def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
         train, stop = fit, fold.validation
         draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
         fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
-    return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
+    return FoldRows(fold, x, y, fit, train, stop, bounds)
 
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
     """Score predictions of the validation rows; by class or fifth if no group has rows there."""
-    groups = None if problem.groups is None else problem.groups[rows.validation]
+    groups = None if problem.groups is None else problem.groups[rows.fold.validation]
     if groups is not None and not (groups != "").any():
         groups = None
-    target = problem.target[rows.validation]
+    target = problem.target[rows.fold.validation]
     test = single_test(
         problem.task, target, {"": predicted}, classes=problem.classes, groups=groups, bounds=rows.bounds
     )
@@ -383,15 +382,12 @@ class _Trainer:
         self, wanted: Sequence[Candidate], length: int | None, shares: tuple[float, float]
     ) -> dict[Candidate, Outcome]:
         """Train candidates on the rows of trials, and score them on the validation rows."""
-        parts = [self.folds[c.fold] for c in wanted]
-        fits = [
-            self._fit(c, rows.fit, length, rows.validation, 0) for c, rows in zip(wanted, parts, strict=True)
-        ]
+        fits = [self._fit(candidate, length, final=False) for candidate in wanted]
         ended = self._train(fits, "trials", shares)
         outcomes = {}
-        for candidate, rows, fit, lost in zip(wanted, parts, fits, ended, strict=True):
-            recipe, model = self._recipe(candidate), fit.estimator
-            predicted = predict_model(self.problem, model, rows.x[rows.validation])
+        for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
+            recipe, model, rows = self._recipe(candidate), fit.estimator, self.folds[candidate.fold]
+            predicted = predict_model(self.problem, model, rows.x[rows.fold.validation])
             trial = Trial(recipe.settings, recipe.log_target, length_of(model), {}, error="training diverged")
             if not lost and np.isfinite(predicted).all():
                 trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
@@ -408,11 +404,8 @@ class _Trainer:
 
         Return fields of the record by fold and method; those that diverged are missing.
         """
-        fits = []
-        for candidate in wanted:
-            rows = self.folds[candidate.fold]
-            length = outcomes[candidate].trial.length if rows.stop is None else None
-            fits.append(self._fit(candidate, rows.train, length, rows.stop, self.plan.networks))
+        lengths = [outcomes[c].trial.length if self.folds[c.fold].stop is None else None for c in wanted]
+        fits = [self._fit(*pair, final=True) for pair in zip(wanted, lengths, strict=True)]
         ended = self._train(fits, "final training", (_AFTER_TRIALS, 1.0))
         tested: dict[tuple[int, str], dict[str, Any]] = {}
         for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
@@ -423,8 +416,9 @@ class _Trainer:
                 held = outcomes[candidate].predicted
                 if rows.stop is not None:
                     held = predict_model(self.problem, model, rows.x[rows.stop])
-                temperature = _temperature(held, rows.y[rows.validation])
-            predicted = free = predict_model(self.problem, model, rows.x[rows.fold.test])
+                temperature = _temperature(held, rows.y[rows.fold.validation])
+            predicted = predict_model(self.problem, model, rows.x[rows.fold.test])
+            free = np.empty(0) if self.problem.classes else predicted
             if getattr(model, "bounded", False):
                 model = copy.copy(model)
                 model.bounded = False
@@ -442,19 +436,13 @@ class _Trainer:
         settings = draw_settings(candidate.method, candidate.trial, self.plan)
         return Recipe(candidate.method, settings, self.plan.logs_target(candidate.trial), length)
 
-    def _fit(
-        self,
-        candidate: Candidate,
-        train: np.ndarray,
-        length: int | None,
-        validation: np.ndarray | None,
-        n_networks: int,
-    ) -> Fit:
+    def _fit(self, candidate: Candidate, length: int | None, *, final: bool) -> Fit:
         """Describe a training; all methods share the seed, the initial weights and the order of rows."""
         rows, recipe = self.folds[candidate.fold], self._recipe(candidate, length)
-        what = "final" if n_networks else "trials"
+        train, validation = (rows.train, rows.stop) if final else (rows.fit, rows.fold.validation)
+        what, n_networks = ("final", self.plan.networks) if final else ("trials", 1)
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
-        model = make_model(self.problem, self.plan, recipe, n_networks=max(1, n_networks), seed=seed)
+        model = make_model(self.problem, self.plan, recipe, n_networks=n_networks, seed=seed)
         wrong = self.errors[candidate.fold] if candidate.method == JTT else None
         groups = self.groups if METHODS[recipe.method].sees_groups else None
         return Fit(model, rows.x, rows.y, upweighted(wrong, recipe), groups, train, validation)
