@@ -148,9 +148,6 @@ def test_no_logarithm_where_a_test_file_has_none(flowers, tiny):
     assert not Session.open(frame, "height", Options(**tiny, test=other)).plan.log_target
 
 
-MISREAD = [("bounded", "no"), ("networks", 0), ("epochs", 2.5), ("hidden", (8, 0)), ("select", "wrost")]
-
-
 @bad_input
 @pytest.mark.parametrize(
     ("options", "named"),
@@ -161,7 +158,8 @@ MISREAD = [("bounded", "no"), ("networks", 0), ("epochs", 2.5), ("hidden", (8, 0
         ({"folds": 1}, "folds"),
         ({"folds": 1000}, "folds"),
         ({"time": "size", "extrapolate": True}, "time"),
-        *(({name: value}, name) for name, value in MISREAD),
+        *(({"bounded": "no"}, "bounded"), ({"networks": 0}, "networks"), ({"epochs": 2.5}, "epochs")),
+        *(({"hidden": (8, 0)}, "hidden"), ({"select": "wrost"}, "select")),
     ],
 )
 def test_what_no_training_can_use_is_found_before_any_training(
