@@ -101,8 +101,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         The network is neither bounded nor calibrated. In a pipeline, pass ``pipeline[:-1].transform(X)``.
         """
         check_is_fitted(self, "module_")
-        rows, target = self._check_rows(X, y, reset=False)
-        arrays = self._scale(rows), self._learn(self._encode(target, reset=False))
+        rows, target = self._read(X, y, reset=False)
+        arrays = self._scale(rows), self._learn(target)
         x, y = (torch.from_numpy(array).to(self._place()) for array in arrays)
         return NetworkRows(self.module_, self._loss(), x, y)
 
@@ -246,12 +246,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     # ---- what the classifier and the regressor define, or may
 
-    def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Check the user's inputs and targets."""
-        raise NotImplementedError
-
-    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
-        """Convert checked targets to numbers; with ``reset`` set the classes, or the number of targets."""
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Check the user's rows, and encode targets; ``reset`` sets the classes, or the number of targets."""
         raise NotImplementedError
 
     def _observe_targets(self, y: np.ndarray) -> None:
@@ -383,9 +379,8 @@ class _Prepared:
 
     def __init__(self, fit: Fit, shared: dict[Any, Any]) -> None:
         self.model = model = fit.estimator
-        x, target = model._check_rows(fit.X, fit.y, reset=True)
+        x, self.y = model._read(fit.X, fit.y, reset=True)
         model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
-        self.y = model._encode(target, reset=True)
         weight = fit.sample_weight
         if weight is not None:
             weight = _check_sample_weight(weight, x, dtype=np.float64, ensure_non_negative=True)
