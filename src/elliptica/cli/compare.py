@@ -110,9 +110,14 @@ def compare(
     with console.status("reading"):
         command = shlex.join(["elliptica", *sys.argv[1:]])
         session = Session.open(data, target, options, out=out, command=command)
+    interrupted = False
     try:
         _print_start(session, console)
-        interrupted = _train(session, console)
+        try:
+            with _progress(console) as listen:
+                session.run(listen)
+        except KeyboardInterrupt:
+            interrupted = True
         _finish(session, out, console, interrupted)
     finally:
         session.store.close()
@@ -132,16 +137,6 @@ def _value(text: str) -> Any:
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval(words.get(text.lower(), text))
     return text
-
-
-def _train(session: Session, console: Console) -> bool:
-    """Train what is not finished; return whether it was interrupted."""
-    try:
-        with _progress(console) as listen:
-            session.run(listen)
-    except KeyboardInterrupt:
-        return True
-    return False
 
 
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:

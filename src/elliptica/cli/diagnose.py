@@ -14,7 +14,7 @@ from elliptica._utils.files import write_atomically
 from elliptica.cli.app import YOUR_DATA, app, check_place, one_of, require_extra
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from elliptica.tables.evidence import FittedModel, Rows
     from elliptica.tables.findings import RowsOf
@@ -127,6 +127,15 @@ def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) ->
     from elliptica._utils.files import read_arrays
     from elliptica.tables.evidence import FittedModel, Rows
 
+    module_name, _, name = model.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # where the command was started
+    try:
+        loaded = getattr(importlib.import_module(module_name), name)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    network: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded()
+    if weights is not None:
+        network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     arrays = read_arrays(data)
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"{data.name} holds only one of x_test and y_test. Save both or neither.")
@@ -152,21 +161,4 @@ def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) ->
 
     kinds: dict[str, RowsOf] = {"": "training", "_test": "held-out", "_unlabelled": "unlabelled"}
     rows = {kind: part(suffix) for suffix, kind in kinds.items() if f"x{suffix}" in arrays}
-    return FittedModel(_load_model(model, weights), losses.get(loss, nn.CrossEntropyLoss)(), rows)
-
-
-def _load_model(source: str, weights: Path | None) -> nn.Module:
-    """Import a module, or call a function that makes one; read its state dict without pickle."""
-    import torch
-    from torch import nn
-
-    module_name, _, name = source.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # where the command was started
-    try:
-        loaded = getattr(importlib.import_module(module_name), name)
-    finally:
-        sys.path.remove(str(Path.cwd()))
-    model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded()
-    if weights is not None:
-        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    return model
+    return FittedModel(network, losses.get(loss, nn.CrossEntropyLoss)(), rows)
