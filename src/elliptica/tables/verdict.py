@@ -317,9 +317,11 @@ _LARGEST_CORRELATION = 0.9
 
 @dataclass(frozen=True)
 class Spread:
-    """Variance of estimates from cross-validation."""
+    """Variance of estimates from cross-validation, by source."""
 
     variance: np.ndarray  # of each estimate, all sources together
+    rows: np.ndarray  # contribution of the choice of rows
+    training: np.ndarray  # further contribution of training; NaN if a single fold cannot show it
     degrees: np.ndarray  # degrees of freedom of the variance
     correlation: np.ndarray  # between the estimates
 
@@ -381,8 +383,9 @@ def cross_validation_spread(
     correlation = (by_cluster @ by_cluster.T) / scale[:, None] / scale
     np.fill_diagonal(correlation, 1.0)
     if n_clusters < 2:  # one cluster shows nothing about the variance between clusters
-        return Spread(np.full(n, np.inf), np.ones(n), np.eye(n))
-    return Spread(variance, degrees, correlation)
+        unknown = np.full(n, np.inf)
+        return Spread(unknown, unknown, np.full(n, np.nan), np.ones(n), np.eye(n))
+    return Spread(variance, rows, extra if degrees_training else np.full(n, np.nan), degrees, correlation)
 
 
 def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
