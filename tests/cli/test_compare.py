@@ -230,7 +230,6 @@ def test_what_is_interrupted_is_reported(table, monkeypatch):
     assert "Interrupted: 1 of 2 folds" in output
     assert re.search(r"boosted trees +\d", output)
     assert "1 of 2 folds" in Path("out/report.md").read_text()
-    assert not Path("out/model.elliptica").exists()
     Path("out/model.elliptica").touch()  # of an earlier run: not of this report
     assert run("compare", table, *options)[0] == 130
     assert not Path("out/model.elliptica").exists()

@@ -264,7 +264,7 @@ def test_labelled_rows(rows, tmp_path):
     labelled = fitted.rows["training"]
     assert [fitted.class_names[k] for k in labelled.y] == rows["kind"].to_list()[1:]
     assert [len(part.x) for part in fitted.rows.values()] == [N - 1, N, 9]
-    assert any("1 of" in notice for notice in notices)
+    assert "1 of" in notices[0]
     assert labelled.groups == rows["colour"].to_list()[1:]
     assert labelled.numbers == list(range(2, N + 1))
     np.testing.assert_array_equal(labelled.x, pipeline[0].transform(rows.select("size", "colour"))[1:])

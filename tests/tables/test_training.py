@@ -9,7 +9,6 @@ import pytest
 
 from compare_cases import PLAN, prices, quiet, two_classes
 from elliptica.estimators import base
-from elliptica.estimators.base import Fit
 from elliptica.tables import training
 from elliptica.tables.methods import METHODS, Plan
 from elliptica.tables.model import fit_pipeline, only_rows
@@ -188,7 +187,7 @@ def test_trees_are_tested_at_their_best_iteration(classes):
         model = make_model(
             classes, plan, Recipe("trees", trial.settings, False, length), n_networks=1, seed=0
         )
-        fit_models([Fit(model, rows.x, rows.y, rows=train)])
+        fit_models([base.Fit(model, rows.x, rows.y, rows=train)])
         return model.predict_proba(rows.x[where])
 
     test = rows.fold.test
