@@ -20,6 +20,7 @@ from elliptica.cli import app
 from elliptica.cli.compare import _print_result, _progress
 from elliptica.estimators import load
 from elliptica.tables import comparison as comparison_module
+from elliptica.tables import model as model_module
 from elliptica.tables.comparison import Session, compare
 from elliptica.tables.methods import NAMES
 
@@ -177,6 +178,7 @@ def test_regression_with_groups_from_end_to_end(data, table):
         (["flowers.csv", "--target", "kind", "--as", "size=nmber"], "nmber"),
         (["flowers.csv", "--target", "kind", "--time", "size", "--extrapolate"], "extrapolate"),
         (["flowers.csv", "--target", "kind", "--set", "folds=1000"], "folds"),
+        (["flowers.csv", "--target", "kind", "--set", "bounded=maybe"], "bounded"),
         (["flowers.csv", "--target", "kind", "--out", "flowers.csv/out"], "flowers.csv"),
     ],
 )
@@ -228,7 +230,18 @@ def test_what_is_interrupted_is_reported(table, monkeypatch):
     assert "Interrupted: 1 of 2 folds" in output
     assert re.search(r"boosted trees +\d", output)
     assert "1 of 2 folds" in Path("out/report.md").read_text()
+    Path("out/model.elliptica").touch()  # of an earlier run: not of this report
+    assert run("compare", table, *options)[0] == 130
     assert not Path("out/model.elliptica").exists()
+
+
+def test_the_report_does_not_wait_for_the_model(table, monkeypatch):
+    monkeypatch.setattr(model_module, "fit_model", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    options = ["--target", "kind", "--out", "out", "--set", "hidden=8", "--set", "bounded=off", *QUICK]
+    assert run("compare", table, *options)[0] == 1
+    plan = results(Path("out"))["plan"]
+    assert (plan["hidden"], plan["bounded"]) == ([8], False)
+    assert "How it was done" in Path("out/report.html").read_text()
 
 
 @pytest.mark.slow

@@ -381,7 +381,8 @@ def test_array_api_checks_run_where_scipy_allows_them():
 def test_missing_scikit_learn_names_the_extra(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("elliptica.estimators")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    for name in [n for n in sys.modules if n.split(".")[0] == "sklearn"]:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match="tables"):
         __import__("elliptica.estimators")
 

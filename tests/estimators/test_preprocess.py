@@ -88,6 +88,17 @@ def test_only_seasons_that_differ(step, seasons):
     assert names == ["d", "d_year", *(f"d_{season}_circular_{j}" for season in seasons for j in (0, 1))]
 
 
+def test_a_placeholder_does_not_move_the_seasons_of_other_dates():
+    days = [datetime.datetime(2020, 1, 5) + datetime.timedelta(days=11 * i) for i in range(60)]
+    plain, with_one = pl.DataFrame({"d": days}), pl.DataFrame({"d": [*days, datetime.datetime(9999, 12, 31)]})
+    seasons = columns_of(TablePreprocessor().fit(plain), plain)
+    squashed = columns_of(TablePreprocessor(scale="robust").fit(with_one), with_one)
+    for name in (name for name in seasons if "circular" in name):
+        assert squashed[name][:-1] == pytest.approx(seasons[name])
+    assert np.abs([squashed["d"], squashed["d_year"]]).max() <= 3
+    assert np.ptp(squashed["d_year"][:-1]) > 0.5
+
+
 @FRAMES
 def test_rare_and_unseen_categories_share_a_column(frame):
     table = TablePreprocessor(min_frequency=2).fit(frame({"c": ["a", "a", "b", "b", "z", "y"]}))
@@ -106,6 +117,9 @@ def test_codes_are_the_same_as_whole_numbers_floats_and_text(frame):
     assert table.get_feature_names_out().tolist() == ["c_3", f"c_{2**53}", f"c_{2**53 + 1}"]
     for values in ([3.0, None], ["3", None], [3, 3]):
         assert table.transform(frame({"c": values}))[0].tolist() == [1, 0, 0]
+    gaps = [table.fit_transform(frame({"c": [3.0, 4.0, gap]})).tolist() for gap in (None, float("nan"))]
+    assert gaps[0] == gaps[1]
+    assert "c_(missing)" in table.get_feature_names_out()
 
 
 @FRAMES
@@ -115,7 +129,8 @@ def test_other_columns_are_refused(frame):
     for other in ({"a": [1.0]}, {"a": [1.0], "c": ["x"], "d": [DAY]}, {"b": ["x"], "a": [1.0], "d": [DAY]}):
         with pytest.raises(ValueError, match="feature names"):
             table.transform(frame(other))
-    for name, value in (("a", "old"), ("a", float("inf")), ("d", 3.0), ("d", "2020-01-01")):
+    zoned = DAY.replace(tzinfo=datetime.UTC)
+    for name, value in (("a", "old"), ("a", float("inf")), ("d", 3.0), ("d", "2020-01-01"), ("d", zoned)):
         with pytest.raises(ValueError, match=f"'{name}'"):
             table.transform(frame({**row, name: [value]}))
     with pytest.raises(ValueError, match="X"):
@@ -158,6 +173,9 @@ def test_free_text(frame):
     house, like, barn, gap = table.transform(frame({"t": new}))
     assert np.linalg.norm(house - like) < 0.5 * np.linalg.norm(house - barn)
     assert gap.tolist() == [0] * 6
+    assert (
+        not TablePreprocessor(kinds={"t": "text"}).fit_transform(frame({"t": ["abc def", "ghi", ""]})).any()
+    )
     assert TablePreprocessor(max_categories=100).fit(frame({"t": REMARKS})).kinds_ == ["category"]
 
 

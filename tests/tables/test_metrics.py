@@ -72,10 +72,9 @@ def test_regression_metrics():
 
 
 def test_numbers_of_every_size():
-    """House prices are no powers of ten, and 61 beside 61.13 is 61.00."""
-    shown = [show_number(v, 4, "#") for v in (0.01234567, 9.5, 61.0, 1234.4, 54321.7, 5e8)]
-    assert shown == ["0.01235", "9.500", "61.00", "1234", "54,322", "500,000,000"]
-    assert show_number(-54321.7, 4, "+") == "-54,322"
+    """House prices are no powers of ten."""
+    shown = [show_number(v) for v in (0.01234567, 9.5, 61.0, 1234.4, 54321.7, 5e8, -54321.7)]
+    assert shown == ["0.01235", "9.5", "61", "1234", "54,322", "500,000,000", "-54,322"]
 
 
 def test_scores_are_over_tested_rows_of_all_repeats():
@@ -122,7 +121,6 @@ def test_parts_have_their_rows():
     y = np.arange(10.0)
     groups = np.array(["u"] * 3 + [""] * 2 + ["v"] * 5)
     parts = score_parts(single_test("regression", y, {"erm": y + 1, "mixup": y + 2}, groups=groups))
-    assert parts.kind == "group"
     assert parts.rows == {"u": 3, "v": 5}
     assert parts.values == {"erm": {"u": 1.0, "v": 1.0}, "mixup": {"u": 2.0, "v": 2.0}}
     bands = score_parts(single_test("regression", y, {"erm": y}, bounds=np.array([1.0, 8.0])))

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import Pipeline
@@ -22,7 +21,7 @@ from elliptica.estimators import (
 )
 from elliptica.tables import model as model_module
 from elliptica.tables.comparison import compare
-from elliptica.tables.model import final_settings, fit_model, load_model, predict_file, read_labelled
+from elliptica.tables.model import final_settings, fit_model, load_model, predict_file, read_fitted
 from elliptica.tables.table import TableError
 from elliptica.tables.training import at_temperature, make_model
 from table_cases import problem_of
@@ -259,15 +258,20 @@ def test_labelled_rows(rows, tmp_path):
     pipeline, file = saved(tmp_path, rows, EllipticClassifier(**QUICK))
     table = rows.with_columns(pl.Series("kind", [None, *rows["kind"][1:]]))
     table.write_csv(tmp_path / "table.csv")
-    labelled = read_labelled(file, tmp_path / "table.csv", group="colour")
-    assert labelled.target.tolist() == rows["kind"].to_list()[1:]
+    fitted, notices = read_fitted(
+        file, tmp_path / "table.csv", group="colour", test=rows, unlabelled=rows[:9]
+    )
+    labelled = fitted.rows["training"]
+    assert [fitted.class_names[k] for k in labelled.y] == rows["kind"].to_list()[1:]
+    assert [len(part.x) for part in fitted.rows.values()] == [N - 1, N, 9]
+    assert "1 of" in notices[0]
     assert labelled.groups == rows["colour"].to_list()[1:]
     assert labelled.numbers == list(range(2, N + 1))
-    np.testing.assert_array_equal(labelled.inputs, pipeline[0].transform(rows.select("size", "colour"))[1:])
+    np.testing.assert_array_equal(labelled.x, pipeline[0].transform(rows.select("size", "colour"))[1:])
     with pytest.raises(TableError, match="'kind', row 1"):
-        read_labelled(file, rows.with_columns(kind=pl.lit("tulip")))
+        read_fitted(file, rows.with_columns(kind=pl.lit("tulip")))
     _, trees = saved(tmp_path, rows, HistGradientBoostingClassifier(max_iter=2))
-    assert len(read_labelled(trees, rows).target) == N
+    assert len(read_fitted(trees, rows)[0].rows["training"].y) == N
     assert load_model(trees).model.max_iter == 2
 
 
@@ -278,10 +282,9 @@ def test_a_network_without_its_preprocessor_reads_numbers(tmp_path, named):
     model = EllipticClassifier(**QUICK).fit(inputs if named else inputs.to_numpy(), labels)
     inputs.assign(label=labels, part="x").to_csv(tmp_path / "numbers.csv", index=False)
     file = save(model, tmp_path / "m.elliptica")
-    rows = read_labelled(file, tmp_path / "numbers.csv", "label", group="part")
-    expected = model.network_rows(inputs if named else inputs.to_numpy(), labels)
-    assert torch.equal(rows.network.network_rows(rows.inputs, rows.target).x, expected.x)
-    assert rows.target.tolist() == labels.tolist()
+    rows = read_fitted(file, tmp_path / "numbers.csv", "label", group="part")[0].rows["training"]
+    np.testing.assert_array_equal(rows.x, inputs.to_numpy())
+    assert (rows.y + 5).tolist() == labels.tolist()
     assert rows.groups == ["x"] * 60
 
 
@@ -300,7 +303,7 @@ def test_labels_of_a_bare_network(tmp_path, classes, cells):
     file = save(EllipticClassifier(**QUICK).fit(x, np.array(classes * 10)), tmp_path / "m.elliptica")
     table = tmp_path / "t.csv"
     table.write_text("x,y\n" + "".join(f"{i},{cells[i % 2]}\n" for i in range(20)))
-    assert read_labelled(file, table, "y").target.tolist() == classes * 10
+    assert read_fitted(file, table, "y")[0].rows["training"].y.tolist() == [0, 1] * 10
     table.write_text("x,y\n1,9\n2,9\n")
     with pytest.raises(TableError, match="'y', row 1"):
-        read_labelled(file, table, "y")
+        read_fitted(file, table, "y")

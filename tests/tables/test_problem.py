@@ -189,12 +189,19 @@ def test_targets_whose_logarithm_is_worth_trying(values, candidate):
         ([2001 + i % 5 for i in range(60)], [2001.0 + i % 5 for i in range(60)]),
     ],
 )
-def test_rows_are_sorted_by_time(times, expected):
+@pytest.mark.parametrize("as_", [{}, {"t": "id"}])  # an identifier is not an input, but may tell the time
+def test_rows_are_sorted_by_time(times, expected, as_):
     frame = rows(t=times)
-    problem = problem_of(frame, time="t")
+    problem = problem_of(frame, time="t", as_=as_)
     order = np.argsort(expected, kind="stable")
     assert problem.times.tolist() == np.asarray(expected)[order].tolist()
     assert problem.target.tolist() == frame["y"].to_numpy()[order].tolist()
+
+
+def test_free_text_without_frequent_parts_is_said():
+    text = [" ".join(3 * chr(0x4E00 + 9 * i + k) for k in range(3)) for i in range(60)]
+    use = problem_of(rows(t=text), as_={"t": "text"}).columns[-1]
+    assert (use.kind, "frequent" in use.detail) == ("text", True)
 
 
 def test_rows_without_a_time_are_dropped_and_row_numbers_are_found():
@@ -307,7 +314,7 @@ def test_copies_stay_together(target):
     """Neither the test rows nor the validation rows of a fold have copies among the others."""
     frame = doubled()
     problem = problem_of(frame, target)
-    assert "100 of 300 rows equal another one." in " ".join(problem.notices)
+    assert "100 of 300 rows" in " ".join(problem.notices)
     name = frame["name"].to_numpy()
     plan = make_shift(problem, repeats=2)
     for fold in plan.folds:
@@ -330,7 +337,7 @@ def test_equal_rows_of_few_categories_are_no_copies():
     # one column that belongs to the classes one to one: rows are few, and still it is no identifier
     codes = [f"c{i % 10}" for i in range(200)]
     pair = pl.DataFrame({"code": codes, "y": [int(code[1:]) % 2 for code in codes]})
-    assert find_copies(pair).by_chance
+    assert find_copies(pair) is None
     assert problem_of(pair).features.columns == ["code"]
 
 

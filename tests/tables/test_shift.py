@@ -28,7 +28,7 @@ def is_sound(fold: Fold, n: int) -> bool:
 def test_random_rows_are_each_tested_once_per_repeat_in_balanced_folds(values):
     problem = problem_of(rows(200, y=values))
     plan = make_shift(problem, folds=5, repeats=2)
-    assert (plan.shift, plan.n_repeats, plan.folds_per_repeat) == ("random", 2, 5)
+    assert (plan.shift, plan.n_repeats, len(plan.folds)) == ("random", 2, 10)
     assert all(is_sound(fold, 200) for fold in plan.folds)
     for repeat in range(2):
         own = [fold for fold in plan.folds if fold.repeat == repeat]
@@ -230,6 +230,8 @@ def test_few_and_many_blocks():
     """Each of three is tested on its own; thousands are dealt at once."""
     few = problem_of(rows(210, site=[i % 3 for i in range(210)]), split_by="site")
     assert [len(set(few.blocks[fold.test])) for fold in make_shift(few).folds] == [1] * 3
+    four = problem_of(rows(210, site=[min(i % 9, 3) for i in range(210)]), split_by="site")
+    assert [len(set(four.blocks[fold.test])) for fold in make_shift(four, folds=2).folds] == [2] * 2
     many = problem_of(rows(3000, site=[i // 3 for i in range(3000)]), split_by="site")
     folds = make_shift(many).folds
     assert all(not set(many.blocks[fold.train]) & set(many.blocks[fold.test]) for fold in folds)

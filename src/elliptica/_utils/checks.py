@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def choice(name: str, value: object, allowed: Iterable[str]) -> None:
+def choice(name: str, value: object, allowed: Iterable[object]) -> None:
     """Raise unless ``value`` is one of ``allowed``: another word would silently mean the default branch."""
     if value not in (known := list(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, but got {value!r}.")

@@ -88,7 +88,7 @@ def compare(
     Every method gets the same rows and the same number of trials. After Ctrl-C, rerun the same command to
     resume. Examples: elliptica compare diabetes; elliptica compare houses.csv --target price --time sold
     """
-    require_extra("tables", "polars", "sklearn", "safetensors", "skrub")
+    require_extra("tables", "polars", "sklearn", "skrub")
     from elliptica.tables.comparison import Options, Session
 
     options = Options(
@@ -110,12 +110,17 @@ def compare(
     with console.status("reading"):
         command = shlex.join(["elliptica", *sys.argv[1:]])
         session = Session.open(data, target, options, out=out, command=command)
+    interrupted = False
     try:
         _print_start(session, console)
-        interrupted = _train(session, console)
+        try:
+            with _progress(console) as listen:
+                session.run(listen)
+        except KeyboardInterrupt:
+            interrupted = True
         _finish(session, out, console, interrupted)
     finally:
-        session.close()
+        session.store.close()
     if interrupted:
         raise typer.Exit(130)
 
@@ -128,19 +133,10 @@ def _pairs(values: list[str] | None) -> dict[str, str]:
 
 def _value(text: str) -> Any:
     """Read a number, a truth value in any spelling, or a tuple; everything else is text."""
+    words = dict.fromkeys(("true", "yes", "on"), "True") | dict.fromkeys(("false", "no", "off"), "False")
     with suppress(ValueError, SyntaxError):
-        return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+        return ast.literal_eval(words.get(text.lower(), text))
     return text
-
-
-def _train(session: Session, console: Console) -> bool:
-    """Train what is not finished; return whether it was interrupted."""
-    try:
-        with _progress(console) as listen:
-            session.run(listen)
-    except KeyboardInterrupt:
-        return True
-    return False
 
 
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:
@@ -156,16 +152,16 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
         words = f"Interrupted: {done}." if interrupted else comparison.verdict.headline
         print_text(console, escape(words))
         return
-    if not interrupted:
-        with console.status("training the model on all rows"):
-            fit_model(comparison, out / MODEL)
     session.store.write({"summary": facts(comparison)})
     write_reports(comparison, out)
+    (out / MODEL).unlink(missing_ok=True)  # one of an earlier run is not the model of this report
     _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
         print_text(console, escape(f"Interrupted: {done}. {page}. Rerun the same command to resume."))
         return
+    with console.status("training the model on all rows"):
+        fit_model(comparison, out / MODEL)
     print_text(console, escape(f"Saved: {file} ({describe_model(comparison)}). {page}"))
     print_text(console, escape(f"To predict other rows: elliptica predict {file} NEW.csv"))
 
@@ -264,16 +260,11 @@ def predict(
     Works with networks, trees and linear models. Every prediction has the number of its row. Example:
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
-    require_extra("tables", "polars", "sklearn", "safetensors")
+    require_extra("tables", "polars", "sklearn")
     from elliptica.tables.model import predict_file
-    from elliptica.tables.table import TableError
 
     console = Console()
-    try:
-        predictions, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)
-    except TableError as error:
-        print_text(console, f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(2) from error
+    predictions, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)
     for notice in notices:
         print_point(console, notice)
     print_text(console, escape(f"{len(predictions):,} predictions in {out}"))

@@ -14,7 +14,7 @@ from elliptica._utils.files import write_atomically
 from elliptica.cli.app import YOUR_DATA, app, check_place, one_of, require_extra
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from elliptica.tables.evidence import FittedModel, Rows
     from elliptica.tables.findings import RowsOf
@@ -86,13 +86,17 @@ def diagnose(
         if value is not None:
             kind = "a model from your code" if is_saved else "a saved model and a table"
             raise typer.BadParameter(f"{name} is only for {kind}.")
-    require_extra("tables", "polars", "sklearn", "safetensors")
+    require_extra("tables", "polars", "sklearn")
+    from elliptica.tables.diagnose import diagnose_fitted, diagnosis_page
+    from elliptica.tables.model import read_fitted
+
     if is_saved:
-        fitted = _saved(Path(model), data, target, group, test, unlabelled)
+        file, other = Path(model), unlabelled
+        fitted, notices = read_fitted(file, data, target, group=group, test=test, unlabelled=other)
+        for notice in notices:
+            typer.echo(f"- {notice}", err=True)
     else:
         fitted = fitted_from_code(data, model, weights, loss)
-    from elliptica.tables.diagnose import diagnose_fitted, diagnosis_page
-
     diagnosis = diagnose_fitted(fitted)
     if out is None:
         for line in diagnosis.text(everything=all_).splitlines():
@@ -110,20 +114,6 @@ def diagnose(
     typer.echo(f"{diagnosis.headline()} Written to {out}.", err=True)
 
 
-def _saved(
-    model: Path, data: Path, target: str | None, group: str | None, test: Path | None, unlabelled: Path | None
-) -> FittedModel:
-    """Load a model that a comparison or an estimator saved, with tables for it; print notices."""
-    from elliptica.tables.model import fitted_predictor, read_labelled, read_unlabelled
-
-    tables = [data] if test is None else [data, test]
-    rows = [read_labelled(model, table, target, group=group) for table in tables]
-    others, notices = (None, []) if unlabelled is None else read_unlabelled(model, unlabelled)
-    for notice in dict.fromkeys([*(notice for part in rows for notice in part.notices), *notices]):
-        typer.echo(f"- {notice}", err=True)
-    return fitted_predictor(rows[0], rows[1] if len(rows) > 1 else None, others)
-
-
 def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) -> FittedModel:
     """Combine the user's model, ``package.module:name``, with the rows of an ``.npz`` file.
 
@@ -137,6 +127,15 @@ def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) ->
     from elliptica._utils.files import read_arrays
     from elliptica.tables.evidence import FittedModel, Rows
 
+    module_name, _, name = model.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # where the command was started
+    try:
+        loaded = getattr(importlib.import_module(module_name), name)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    network: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded()
+    if weights is not None:
+        network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     arrays = read_arrays(data)
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"{data.name} holds only one of x_test and y_test. Save both or neither.")
@@ -162,21 +161,4 @@ def fitted_from_code(data: Path, model: str, weights: Path | None, loss: str) ->
 
     kinds: dict[str, RowsOf] = {"": "training", "_test": "held-out", "_unlabelled": "unlabelled"}
     rows = {kind: part(suffix) for suffix, kind in kinds.items() if f"x{suffix}" in arrays}
-    return FittedModel(_load_model(model, weights), losses.get(loss, nn.CrossEntropyLoss)(), rows)
-
-
-def _load_model(source: str, weights: Path | None) -> nn.Module:
-    """Import a module, or call a function that makes one; read its state dict without pickle."""
-    import torch
-    from torch import nn
-
-    module_name, _, name = source.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # where the command was started
-    try:
-        loaded = getattr(importlib.import_module(module_name), name)
-    finally:
-        sys.path.remove(str(Path.cwd()))
-    model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded()
-    if weights is not None:
-        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    return model
+    return FittedModel(network, losses.get(loss, nn.CrossEntropyLoss)(), rows)

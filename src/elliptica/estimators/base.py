@@ -9,6 +9,7 @@ import contextlib
 import copy
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,12 +101,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         The network is neither bounded nor calibrated. In a pipeline, pass ``pipeline[:-1].transform(X)``.
         """
         check_is_fitted(self, "module_")
-        rows, target = self._check_rows(X, y, reset=False)
-        x, y = (
-            torch.from_numpy(self._scale(rows)),
-            torch.from_numpy(self._learn(self._encode(target, reset=False))),
-        )
-        return NetworkRows(self.module_, self._loss(), x.to(self._place()), y.to(self._place()))
+        rows, target = self._read(X, y, reset=False)
+        arrays = self._scale(rows), self._learn(target)
+        x, y = (torch.from_numpy(array).to(self._place()) for array in arrays)
+        return NetworkRows(self.module_, self._loss(), x, y)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Train the network.
@@ -117,8 +116,12 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             sample_weight: Weight of each row, at least 0.
             groups: Group of each row, for group methods; others ignore it.
         """
-        if any(fit_together([Fit(self, X, y, sample_weight, groups)])):
-            raise FloatingPointError(f"The loss became {self.loss_curve_[-1]}. Lower learning_rate or sigma.")
+        lost = fit_together([Fit(self, X, y, sample_weight, groups)])[0]
+        words = f"Training of {lost} of {self.n_networks} networks diverged. Lower learning_rate or sigma."
+        if lost == self.n_networks:
+            raise FloatingPointError(words)
+        if lost:
+            warnings.warn(f"{words} They are left out.", stacklevel=2)
         return self
 
     def _table(self, x: np.ndarray, y: np.ndarray, groups: np.ndarray | None) -> Table:
@@ -243,12 +246,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     # ---- what the classifier and the regressor define, or may
 
-    def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Check the user's inputs and targets."""
-        raise NotImplementedError
-
-    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
-        """Convert checked targets to numbers; with ``reset`` set the classes, or the number of targets."""
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Check the user's rows, and encode targets; ``reset`` sets the classes, or the number of targets."""
         raise NotImplementedError
 
     def _observe_targets(self, y: np.ndarray) -> None:
@@ -266,9 +265,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _combined_weight(self, weight: np.ndarray | None, codes: np.ndarray) -> np.ndarray | None:
         """Multiply sample weights by class weights."""
         return weight
-
-    def _needs_held_out_rows(self) -> bool:
-        return self.early_stopping
 
     def _calibrate(self, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         """Adjust trained networks to held-out rows if requested."""
@@ -341,19 +337,19 @@ class Fit:
     validation: np.ndarray | None = None  # rows that choose the epoch; None: as ``early_stopping`` says
 
 
-def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
+def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[int]:
     """Train estimators side by side, which is much faster than one after the other for small networks.
 
     Each is trained as its own ``fit`` would, which is the case of one. Estimators of different shapes, batch
     sizes or losses form stacks of their own. ``callback`` is called from time to time with the finished share
-    of the work. Returns whether the training of each diverged.
+    of the work. Returns how many networks of each diverged; they are left out, unless all of them did.
 
     Example:
         >>> from elliptica.estimators import EllipticRegressor
         >>> X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40.0)
         >>> models = [EllipticRegressor(max_iter=2, method=name) for name in ("erm", "mixup")]
         >>> fit_together([Fit(model, X, y, rows=np.arange(20)) for model in models])
-        [False, False]
+        [0, 0]
     """
     shared: dict[Any, Any] = {}  # tables of this call, by the objects that `fits` keep alive
     prepared = [_Prepared(fit, shared) for fit in fits]
@@ -365,7 +361,7 @@ def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None =
         numbers = sum(math.prod(p.shape) for p in stack[0].model.module_.parameters())
         size = max(1, _STACK_NUMBERS // numbers)
         parts += [stack[i : i + size] for i in range(0, len(stack), size)]
-    diverged: dict[_Prepared, bool] = {}
+    lost: dict[_Prepared, int] = {}
     for number, stack in enumerate(parts):
 
         def tell(done: float, number: int = number) -> None:
@@ -374,8 +370,8 @@ def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None =
 
         progress = iter(_train(stack, tell))
         for part in stack:
-            diverged[part] = part.finish(list(itertools.islice(progress, len(part.jobs))))
-    return [diverged[part] for part in prepared]
+            lost[part] = part.finish(list(itertools.islice(progress, len(part.jobs))))
+    return [lost[part] for part in prepared]
 
 
 class _Prepared:
@@ -383,9 +379,8 @@ class _Prepared:
 
     def __init__(self, fit: Fit, shared: dict[Any, Any]) -> None:
         self.model = model = fit.estimator
-        x, target = model._check_rows(fit.X, fit.y, reset=True)
+        x, self.y = model._read(fit.X, fit.y, reset=True)
         model._seed = int(check_random_state(model.random_state).randint(np.iinfo(np.int32).max))
-        self.y = model._encode(target, reset=True)
         weight = fit.sample_weight
         if weight is not None:
             weight = _check_sample_weight(weight, x, dtype=np.float64, ensure_non_negative=True)
@@ -397,7 +392,7 @@ class _Prepared:
         if weight is not None and (weight[rows] == 0).any():
             rows = rows[weight[rows] > 0]
         validation, self.held = fit.validation, None
-        if fit.validation is None and model._needs_held_out_rows():
+        if fit.validation is None and (model.early_stopping or getattr(model, "calibrate", None)):
             rows, self.held = _hold_out(rows, self.y, model)
             validation = self.held if model.early_stopping else None
         model._observe_targets(self.y[rows])
@@ -427,17 +422,20 @@ class _Prepared:
         key = (model._loss_kind(), shape, self.batch_size, model.n_iter_no_change)
         self.key: Any = id(self) if self.stacked is None else key
 
-    def finish(self, progress: Sequence[Progress]) -> bool:
-        """Set the attributes of a trained estimator, and return whether its training diverged."""
+    def finish(self, progress: Sequence[Progress]) -> int:
+        """Set the attributes of a trained estimator, and return how many of its networks diverged."""
+        pairs = list(zip(self.model._networks(), progress, strict=True))
+        kept = [pair for pair in pairs if pair[1].ended != "failed"]
+        networks, progress = zip(*(kept or pairs), strict=True)
+        self.model._set_networks(networks)
         self.model.n_iter_ = max(one.epochs for one in progress)
         self.model.best_iteration_ = int(np.median([one.best_epoch for one in progress]))
         self.model.loss_curve_ = mean_curve(one.losses for one in progress)
         self.model.validation_curve_ = mean_curve(one.validation_losses for one in progress)
-        diverged = any(one.ended == "failed" for one in progress)
-        if self.held is not None and not diverged:
+        if self.held is not None and kept:
             weight = None if self.weight is None else self.weight[self.held]
             self.model._calibrate(self.table.x[self.held].numpy(), self.y[self.held], weight)
-        return diverged
+        return len(pairs) - len(kept)
 
 
 def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Progress]:

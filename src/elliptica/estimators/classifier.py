@@ -141,9 +141,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         if is_one_label and self._is_multilabel:
             raise ValueError(f'calibrate, class_weight, method="{self.method}" need one label per row.')
 
-    def _needs_held_out_rows(self) -> bool:
-        return self.early_stopping or self.calibrate is not None
-
     def _observe_targets(self, y: np.ndarray) -> None:
         self.temperature_ = 1.0
 
@@ -158,7 +155,8 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
                     stacklevel=2,
                 )
 
-    def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Convert labels to class numbers, or to zeros and ones for multilabel targets."""
         x, labels = check_table(self, X, y, reset=reset, multi_output=True)
         if hasattr(labels, "toarray"):  # a sparse indicator of several labels
             labels = labels.toarray()
@@ -167,19 +165,15 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         check_classification_targets(labels)
         if labels.ndim == 2 and type_of_target(labels) != "multilabel-indicator":
             raise ValueError("A 2-D y must be an indicator of several labels (zeros and ones).")
-        return x, labels
-
-    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
-        """Convert labels to class numbers, or to zeros and ones for multilabel targets."""
         if reset:
-            self._is_multilabel = target.ndim == 2
-            self.classes_ = np.arange(target.shape[1]) if self._is_multilabel else np.unique(target)
+            self._is_multilabel = labels.ndim == 2
+            self.classes_ = np.arange(labels.shape[1]) if self._is_multilabel else np.unique(labels)
             self.n_outputs_ = len(self.classes_)
-        if self._is_multilabel and target.ndim == 2 and target.shape[1] == self.n_outputs_:
-            return np.asarray(target, dtype=np.float32)
-        if self._is_multilabel or target.ndim != 1 or not np.isin(target, self.classes_).all():
+        if self._is_multilabel and labels.ndim == 2 and labels.shape[1] == self.n_outputs_:
+            return x, np.asarray(labels, dtype=np.float32)
+        if self._is_multilabel or labels.ndim != 1 or not np.isin(labels, self.classes_).all():
             raise ValueError(f"y must hold classes of the training, {self.classes_}, in the same shape.")
-        return np.searchsorted(self.classes_, target).astype(np.int64)
+        return x, np.searchsorted(self.classes_, labels).astype(np.int64)
 
     def _learn(self, y: np.ndarray) -> np.ndarray:
         return y

@@ -21,7 +21,7 @@ from elliptica.estimators.preprocess import TablePreprocessor
 
 #: Maximum size of the contents of a file, in bytes.
 MAX_BYTES = 2**31
-_FORMAT = "elliptica estimator 4"
+_FORMAT = "elliptica estimator 5"
 _HGB = "sklearn.ensemble._hist_gradient_boosting"
 #: Types that a file may hold, besides those that skops itself trusts: parts of scikit-learn and NumPy.
 _TRUSTED = {
@@ -161,11 +161,6 @@ def _check(model: Any) -> None:
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
             _check_tree(tree.nodes, part.n_features_in_)
-    if not np.all(getattr(model, "y_min_", 0.0) <= getattr(model, "y_max_", 0.0)):
-        raise ValueError("the bounds of the targets are crossed")
-    scales = [getattr(model, name, 1.0) for name in ("x_scale_", "y_scale_", "temperature_")]
-    if not all(np.all(np.asarray(scale) > 0) for scale in scales):
-        raise ValueError("a scale is not positive")
     if not np.isfinite(_answers(model, _probe(model))).all():
         raise ValueError("predictions are NaN or infinite")
 

@@ -92,14 +92,14 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         self.kinds_: list[Kind] = [kinds.get(column.name) or self._kind(column) for column in columns]
         pairs = zip(self.kinds_, columns, strict=True)
         self.encoders_ = [self._encoder(kind).fit(read_column(column, kind)) for kind, column in pairs]
+        self.zones_ = [has_zone(column) for column in columns]
         return self
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the columns as numbers, in the order of ``X``; raise if they differ from training."""
         check_is_fitted(self, "encoders_")
-        columns = self._columns(X, reset=False)
-        parts = zip(columns, self.kinds_, self.encoders_, strict=True)
-        numbers = [encoder.transform(read_column(column, kind)) for column, kind, encoder in parts]
+        parts = zip(self._columns(X, reset=False), self.kinds_, self.zones_, self.encoders_, strict=True)
+        numbers = [encoder.transform(read_column(*how)) for *how, encoder in parts]  # type: ignore[arg-type]
         return np.hstack(numbers, dtype=np.float64)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
@@ -119,9 +119,10 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         }
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         frame = {}
-        for name, kind, encoder in zip(names, self.kinds_, self.encoders_, strict=True):
+        for name, kind, zone, encoder in zip(names, self.kinds_, self.zones_, self.encoders_, strict=True):
             known = encoder.categories_[0].tolist() if kind == "category" else []
-            frame[str(name)] = pl.Series((values[kind] + known + [None] * 60)[:60], strict=False)
+            column = pl.Series((values[kind] + known + [None] * 60)[:60], strict=False)
+            frame[str(name)] = column.dt.replace_time_zone("UTC") if zone and kind == "date" else column
         return pl.DataFrame(frame)
 
     def _columns(self, X: Any, reset: bool) -> Iterator[pl.Series]:
@@ -136,7 +137,10 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             X = validate_data(self, X, dtype=None, ensure_all_finite="allow-nan", reset=reset)
             names, columns = [f"x{j}" for j in range(X.shape[1])], list(X.T)
         for name, column in zip(names, columns, strict=True):
-            yield as_series(name, column)
+            series = as_series(name, column)
+            if series.dtype.is_nested() or series.dtype in (pl.Object, pl.Binary, pl.Time):
+                raise TypeError(f"Column {name!r} holds {series.dtype}: it must be a string, number or date.")
+            yield series
 
     def _kind(self, column: pl.Series) -> Kind:
         """Return the kind of a column of training rows by its dtype."""
@@ -174,7 +178,7 @@ def as_series(name: str, values: Any) -> pl.Series:
     if isinstance(values, pl.Series):
         series = values
     else:
-        is_category = str(values.dtype) == "category"
+        is_category, zone = str(values.dtype) == "category", getattr(values.dtype, "tz", None)
         if str(values.dtype).startswith("datetime64") and not isinstance(values, np.ndarray):
             values = values.to_numpy(dtype="datetime64[ns]")  # pandas; a time zone becomes UTC
         array = np.asarray(values, dtype=object) if hasattr(values, "isna") else np.asarray(values)
@@ -182,13 +186,10 @@ def as_series(name: str, values: Any) -> pl.Series:
             items = [None if _is_missing(value) else value for value in array.tolist()]
             series = pl.Series(name, items, strict=False)
         else:
-            series = pl.Series(name, array, nan_to_null=True)
+            series = pl.Series(name, array)
+        series = series if zone is None else series.dt.replace_time_zone("UTC")
         series = _as_text(series).cast(pl.Categorical) if is_category else series
-    if series.dtype.is_nested() or series.dtype in (pl.Object, pl.Binary, pl.Time):
-        raise TypeError(
-            f"Column {name!r} holds {series.dtype}, but must be a string or a number (or a date)."
-        )
-    return series
+    return series.fill_nan(None) if series.dtype.is_float() else series
 
 
 def _is_missing(value: object) -> bool:
@@ -196,17 +197,25 @@ def _is_missing(value: object) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
-def read_column(column: pl.Series, kind: Kind) -> np.ndarray:
+def has_zone(column: pl.Series) -> bool:
+    """Return whether the dates of a column have a time zone."""
+    return getattr(column.dtype, "time_zone", None) is not None
+
+
+def read_column(column: pl.Series, kind: Kind, zone: bool | None = None) -> np.ndarray:
     """Read a column of a known kind as float64 with NaN for gaps, or as strings, ``(rows, 1)``.
 
-    Booleans are 0 and 1, durations are days, dates are days since 1970.
+    Booleans are 0 and 1, durations are days, dates are days since 1970; ``zone`` says whether those of
+    training had a time zone.
     """
     dtype = column.dtype
     if kind in ("category", "text"):
         text = _as_text(column).fill_null(MISSING if kind == "category" else "")
         return np.asarray(text.to_list(), dtype=object)[:, None]
     is_date = dtype.is_temporal() and dtype != pl.Duration
-    fits = is_date if kind == "date" else (dtype.is_numeric() or dtype.is_temporal() or dtype == pl.Boolean)
+    fits = is_date and zone in (None, has_zone(column))
+    if kind == "number":
+        fits = dtype.is_numeric() or dtype.is_temporal() or dtype == pl.Boolean
     if not fits and column.null_count() < len(column):
         raise ValueError(f"Column {column.name!r} held {kind}s in training, but now {dtype}. Convert it.")
     if is_date:
@@ -278,23 +287,31 @@ class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn bounds, the median, which replaces gaps, and the finest unit that differs."""
         self.days_ = _number_encoder(self.bounded).fit(X)
         known = X[~np.isnan(X)]
+        self.median_ = float(np.median(known)) if len(known) else 0.0
         months = known.astype("datetime64[D]").astype("datetime64[M]")
         days = known.astype("datetime64[D]") - months  # all the same: without weekdays, which would be noise
         self.resolution_ = "hour" if (known % 1).any() else "day" if len(np.unique(days)) > 1 else "month"
+        self.year_ = Bounds(self.bounded).fit(self._seasons(X)[:, :1])
         return self
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """Return days, a mark of gaps if there were any in training, the year, and circles."""
         days = self.days_.transform(X)  # not skrub's total_seconds, a float32 with steps of two minutes
-        column = pl.Series("date", np.round(days[:, 0] * 8.64e10).astype("datetime64[us]"))
-        return np.hstack([days, self._seasons("date").transform(column).to_numpy()], dtype=np.float64)
+        seasons = self._seasons(X)
+        return np.hstack([days, self.year_.transform(seasons[:, :1]), seasons[:, 1:]], dtype=np.float64)
 
     def get_feature_names_out(self, input_features: Any) -> list[str]:
         """Return the names of the columns."""
-        seasons = self._seasons(input_features[0]).all_outputs_
+        seasons = self._encoder(input_features[0]).all_outputs_
         return [*self.days_.get_feature_names_out(input_features), *seasons]
 
-    def _seasons(self, name: str) -> Any:
+    def _seasons(self, X: np.ndarray) -> np.ndarray:
+        """Return the year and circles of the dates themselves, which bounds would move to other months."""
+        days = np.where(np.isnan(X), self.median_, X)[:, 0]
+        column = pl.Series("date", np.round(days * 8.64e10).astype("datetime64[us]"))
+        return np.asarray(self._encoder("date").transform(column).to_numpy(), dtype=np.float64)
+
+    def _encoder(self, name: str) -> Any:
         """Return skrub's encoder; imported only if needed, because that takes seconds."""
         from skrub import DatetimeEncoder
 
@@ -319,19 +336,28 @@ class TextDirections(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn parts of words and their directions."""
         texts = X[:: -(-len(X) // _MOST_TEXTS), 0]  # a regular sample with step ceil(n / most)
         sizes: dict[str, Any] = {"min_df": min(self.min_frequency, len(texts)), "max_features": _MOST_PARTS}
-        self.parts_ = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), **sizes)
-        counts = self.parts_.fit_transform(texts)
+        self.parts_: Any = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), **sizes)
+        self.directions_: Any = None
+        try:
+            counts = self.parts_.fit_transform(texts)
+        except ValueError:  # no part is frequent: texts become zeros
+            self.parts_ = None
+            return self
         n_components = max(1, min(self.n_components, *(size - 1 for size in counts.shape)))
-        self.directions_ = TruncatedSVD(n_components, random_state=0).fit(counts)
+        with np.errstate(divide="ignore", invalid="ignore"):  # equal texts explain no variance
+            self.directions_ = TruncatedSVD(n_components, random_state=0).fit(counts)
         return self
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """Return the position of each text along the directions."""
+        if self.parts_ is None:
+            return np.zeros((len(X), 1))
         return np.asarray(self.directions_.transform(self.parts_.transform(X[:, 0])))
 
     def get_feature_names_out(self, input_features: Any) -> list[str]:
         """Return the names of the columns."""
-        return [f"{input_features[0]}_{j}" for j in range(len(self.directions_.components_))]
+        n = 1 if self.directions_ is None else len(self.directions_.components_)
+        return [f"{input_features[0]}_{j}" for j in range(n)]
 
 
 def _number_encoder(bounded: bool) -> Pipeline:

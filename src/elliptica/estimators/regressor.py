@@ -74,24 +74,24 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""
-        values = self._values(self._outputs(X)).mean(axis=0)
+        values = self._outputs(X) * self.y_scale_ + self.y_mean_
+        if self.target_transform == "log":
+            values = np.exp(values.clip(max=_LARGEST_EXPONENT))
+        values = (values.clip(self.y_min_, self.y_max_) if self.bounded else values).mean(axis=0)
         return values[:, 0] if self._single_target else values
 
-    def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         x, target = check_table(self, X, y, reset=reset, multi_output=True, y_numeric=True)
         if target.ndim == 2 and target.shape[1] == 1:
             target = column_or_1d(target, warn=True)
         if target.dtype.kind not in "biuf":  # dates would silently become numbers of some unit
             raise TypeError(f"y must hold numbers, but holds {target.dtype.name}. Convert them first.")
-        return x, np.asarray(target, dtype=np.float64)
-
-    def _encode(self, target: np.ndarray, reset: bool) -> np.ndarray:
-        table = target.reshape(len(target), -1)
+        table = np.asarray(target, dtype=np.float64).reshape(len(target), -1)
         if reset:
             self._single_target, self.n_outputs_ = target.ndim == 1, table.shape[1]
         if table.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {table.shape[1]} columns, but training had {self.n_outputs_}.")
-        return table
+        return x, table
 
     def _check_parameters(self, groups: np.ndarray | None) -> None:
         super()._check_parameters(groups)
@@ -111,13 +111,6 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         if (y <= 0).any():
             raise ValueError(f'target_transform="log" needs y above zero, but the smallest is {y.min():g}.')
         return np.log(y)
-
-    def _values(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert outputs of networks to the units of the targets."""
-        values = outputs * self.y_scale_ + self.y_mean_
-        if self.target_transform == "log":
-            values = np.exp(values.clip(max=_LARGEST_EXPONENT))
-        return values.clip(self.y_min_, self.y_max_) if self.bounded else values
 
     def _loss_kind(self) -> Loss:
         return "real"

@@ -41,10 +41,6 @@ def _rows(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _height(n: int) -> int:
-    return max(200, 70 + 27 * n)
-
-
 def _trace(x: Sequence[Any], y: Sequence[Any], mode: str, **more: Any) -> dict[str, Any]:
     return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "showlegend": False, **more}
 
@@ -58,7 +54,7 @@ def dots(values: Mapping[str, Sequence[float]], means: Mapping[str, float], labe
         bar = {"symbol": "line-ns", "size": 15, "line": {"width": 3, "color": COLOURS[0]}}
         traces.append(_trace([means[method]], [number], "markers", marker=bar, hoverinfo="x"))
     axes = {"xaxis": {"title": {"text": escape(label)}}, "yaxis": _rows(list(values))}
-    return figure(traces, _height(len(values)), **axes)
+    return figure(traces, max(200, 70 + 27 * len(values)), **axes)
 
 
 def intervals(differences: Sequence[Difference], names: Mapping[str, str], measure: Measure) -> Figure:
@@ -76,7 +72,8 @@ def intervals(differences: Sequence[Difference], names: Mapping[str, str], measu
     side = "right" if measure.higher_is_better else "left"
     title = f"{escape(measure.label)}{',' * bool(measure.unit)}{measure.unit} ({side} is better)"
     rows = _rows([names[d.method] for d in differences])
-    return figure(traces, _height(len(differences)), xaxis={"title": {"text": title}}, yaxis=rows)
+    height = max(200, 70 + 27 * len(differences))
+    return figure(traces, height, xaxis={"title": {"text": title}}, yaxis=rows)
 
 
 def bars(values: Mapping[str, Mapping[str, float]], label: str) -> Figure:

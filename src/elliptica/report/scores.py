@@ -60,16 +60,12 @@ def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows, sure, hits
 
 
-def _mean(values: Tensor) -> float:
-    return float(values.mean())
-
-
 def reduce_by(
     values: Float[Tensor, " rows"],
     number: Int[Tensor, " rows"] | None,
-    reduce: Callable[[Tensor], float] = _mean,
+    reduce: Callable[[Tensor], float | Tensor] = torch.mean,
 ) -> dict[str, float]:
     """Reduce the values of each class or group; keys are their numbers as text. Empty without numbers."""
     if number is None:
         return {}
-    return {str(int(g)): reduce(values[number == g]) for g in number.unique()}
+    return {str(int(g)): float(reduce(values[number == g])) for g in number.unique()}

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from elliptica.tables.model import fit_model, predict_file
     from elliptica.tables.table import TableError
 
-_HOME = {"TableError": "table"} | dict.fromkeys(("Comparison", "Options", "Verdict", "compare"), "comparison")
-_HOME |= dict.fromkeys(("fit_model", "predict_file"), "model")
-
+#: Modules of names that are not in `comparison`.
+_HOME = {"TableError": "table", "fit_model": "model", "predict_file": "model"}
 __all__ = ["Comparison", "Options", "TableError", "Verdict", "compare", "fit_model", "predict_file"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"elliptica.tables.{_HOME[name]}"), name)
+    return getattr(import_module(f"elliptica.tables.{_HOME.get(name, 'comparison')}"), name)

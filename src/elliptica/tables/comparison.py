@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from threadpoolctl import threadpool_limits
 
 from elliptica import __version__
+from elliptica._utils import checks
 from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
 from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.page import present_versions
@@ -47,7 +48,7 @@ LOCK = ".lock"
 #: Other files that a comparison writes.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
 #: Version of the records: of rows, draws and training. Others cannot be mixed with these.
-FORMAT = 4
+FORMAT = 5
 
 
 class Store:
@@ -201,20 +202,16 @@ class Comparison:
         return tuple(method for method in self.plan.methods if method not in self.failed)
 
     @cached_property
-    def _by_key(self) -> dict[tuple[int, int, str], Record]:
-        return {record.key: record for record in self.records}
-
-    @cached_property
     def finished(self) -> list[tuple[int, int]]:
         """Folds that all methods have finished, as (repeat, fold); only these are compared."""
         if REFERENCE in self.failed:
             return []
-        folds = [(fold.repeat, fold.number) for fold in self.shift.folds]
-        return [key for key in folds if all((*key, method) in self._by_key for method in self.methods)]
+        folds, done = [(f.repeat, f.number) for f in self.shift.folds], {r.key for r in self.records}
+        return [key for key in folds if done.issuperset((*key, method) for method in self.methods)]
 
     def of(self, method: str) -> list[Record]:
         """Return the records of a method in the folds that are compared."""
-        return [self._by_key[(*key, method)] for key in self.finished]
+        return [r for r in self.records if r.method == method and r.key[:2] in self.finished]
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -345,16 +342,31 @@ class Options:
     bounded: bool = True
     quick: bool = False
     minutes: float | None = None
-    hidden: tuple[int, ...] | None = None
+    hidden: int | tuple[int, ...] | None = None
     seed: int = 0
     max_rows: int = MAX_ROWS
     jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise for values that would be misread, before anything is trained."""
+        counts = {"folds": 2, "seed": 0} | dict.fromkeys(("repeats", "trials", "epochs", "networks"), 1)
+        for name, least in (counts | {"jobs": 1, "max_rows": 1}).items():
+            if getattr(self, name) is not None:
+                checks.count(name, getattr(self, name), least)
+        for units in np.ravel(() if self.hidden is None else self.hidden):
+            checks.count("hidden", units)
+        for name in ("bounded", "quick", "extrapolate"):
+            checks.choice(name, getattr(self, name), (True, False))
+        checks.choice("task", self.task, get_args(Task))
+        checks.choice("select", self.select, get_args(Select))
+        checks.nonnegative("minutes", self.minutes or 0)
 
     def plan(self, problem: TableProblem, shift: ShiftPlan) -> Plan:
         """Make the plan; sizes that are not given follow from the table."""
         methods = choose_methods(problem.task, self.methods, problem.groups is not None)
         usual = sizes(max(len(fold.train) for fold in shift.folds), quick=self.quick)
-        given = {name: getattr(self, name) for name in ("trials", "epochs", "networks", "hidden")}
+        given = {name: getattr(self, name) for name in ("trials", "epochs", "networks")}
+        given["hidden"] = None if self.hidden is None else tuple(np.ravel(self.hidden).tolist())
         plan = Plan(
             methods,
             **usual | {name: value for name, value in given.items() if value is not None},
@@ -427,17 +439,14 @@ class Session:
         store = Store(None if out is None else Path(out), about, plan, head)
         return cls(problem, shift, plan, store, table.name, options)
 
-    def close(self) -> None:
-        """Release the folder to other processes."""
-        self.store.close()
-
     def run(self, listen: Listener | None = None) -> None:
         """Run the folds that are not finished, until the time limit; report progress to ``listen``."""
         minutes = self.options.minutes
         progress = _Progress(listen, None if minutes is None else clock.monotonic() + 60 * minutes)
         tasks = self._tasks()
         progress.total = max(1, sum(len(task.folds) * len(task.methods) for task in tasks))
-        with threadpool_limits(1), ThreadPoolExecutor(self.workers) as pool:
+        workers = self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
             waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
             try:
                 for future in as_completed(tuple(waiting)):
@@ -450,11 +459,6 @@ class Session:
                 pool.shutdown(cancel_futures=True)
             done = [f for f in waiting if not f.cancelled() and f.exception() is None]
             self.store.add(record for future in done for record in future.result())
-
-    @property
-    def workers(self) -> int:
-        """Number of tasks that run at the same time."""
-        return self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
     def _tasks(self) -> list[_Task]:
         """List the work that is left, fold by fold, so that an interruption leaves whole folds.
@@ -480,12 +484,12 @@ class Session:
 
     def _run_task(self, task: _Task, progress: _Progress) -> list[Record]:
         """Run a task in a thread."""
-        report = progress.of(len(task.folds) * len(task.methods))
-        report(0.0, "")
+        report = progress.of(task)
+        report(0.0, "preprocessing")
         threadpool_limits(1, user_api="openmp")  # affects only this thread; the caller limits the others
         rows = [prepare(self.problem, fold, self.plan) for fold in task.folds]
         records = run_methods(self.problem, rows, replace(self.plan, methods=task.methods), report)
-        report(1.0, "")
+        report(1.0, "done")
         return records
 
     def result(self) -> Comparison:
@@ -515,9 +519,12 @@ class _Progress:
         self.stop, self.total = threading.Event(), 1
         self._done, self._lock = 0.0, threading.Lock()
 
-    def of(self, pieces: int) -> Report:
-        """Return the callback of a task of so many pieces, which raises when it has to stop."""
-        before = 0.0
+    def of(self, task: _Task) -> Report:
+        """Return the callback of a task, which raises when it has to stop."""
+        before, pieces = 0.0, len(task.folds) * len(task.methods)
+        where = f"fold{'s' * (len(task.folds) > 1)} {', '.join(str(f.number + 1) for f in task.folds)}"
+        if METHODS[task.methods[0]].make is not None:
+            where = f"{where}, {NAMES[task.methods[0]]}"
 
         def report(share: float, words: str) -> None:
             nonlocal before
@@ -526,7 +533,7 @@ class _Progress:
             with self._lock:
                 self._done += max(0.0, share - before) * pieces
                 before = max(before, share)
-                self.listen(min(1.0, self._done / self.total), words)
+                self.listen(min(1.0, self._done / self.total), f"{where}: {words}")
 
         return report
 
@@ -578,4 +585,4 @@ def compare(
         session.run(listen)
         return session.result()
     finally:
-        session.close()
+        session.store.close()

@@ -21,7 +21,7 @@ from elliptica.tables import data_findings as data
 from elliptica.tables import model_findings as model_of
 from elliptica.tables.evidence import COMPARABLE, NEIGHBOURS, Evidence, FittedModel, Rows
 from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding, Quantity, RowsOf, skipped
-from elliptica.tables.model import fitted_predictor, read_labelled
+from elliptica.tables.model import read_fitted
 
 #: Returns findings, or a sentence if there is no problem.
 Judge = Callable[[Evidence], Finding | list[Finding] | str]
@@ -240,8 +240,8 @@ def model_page(fitted: FittedModel, title: str, notes: Sequence[str] = ()) -> Pa
 
 def saved_model_page(file: Path, table: Path, target: str | None = None, group: str | None = None) -> Page:
     """Build a page with scores and findings of a saved model on the rows of a table."""
-    rows = read_labelled(file, table, target, group=group, max_rows=None)
-    return model_page(fitted_predictor(rows), f"{file.name} on {table.name}", rows.notices)
+    fitted, notices = read_fitted(file, table, target, group=group, max_rows=None)
+    return model_page(fitted, f"{file.name} on {table.name}", notices)
 
 
 def _finding(finding: Finding, first_row: int) -> Section:

@@ -86,9 +86,12 @@ METHODS: dict[str, Method] = {
     LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
 }
 NAMES = {name: method.label for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
-#: Methods whose training uses the group column.
-SEES_GROUPS = tuple(name for name, method in METHODS.items() if method.sees_groups)
-NETWORKS = tuple(name for name, method in METHODS.items() if method.make is None)
+
+
+def name_of(method: str) -> str:
+    """Return the name of a method in a sentence."""
+    return ("the " if method == LINEAR else "") + NAMES.get(method, method)
+
 
 #: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}

@@ -18,11 +18,9 @@ MAX_BINS, MIN_BIN_ROWS = 15, 20
 MIN_PROBABILITY = 1e-15
 
 
-def show_number(value: float, digits: int, form: str = "") -> str:
-    """Format a number with at least this many digits; 61234 is not written as 6.123e+04."""
-    if 10**digits <= abs(value) < 1e9:
-        return f"{value:{form.replace('#', '')},.0f}"
-    return f"{value:{form}.{digits}g}".rstrip(".")
+def show_number(value: float) -> str:
+    """Format a number with at least four digits; 61234 is not written as 6.123e+04."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Metric(Measure):
         """Format a value of this metric."""
         if self.percent:
             return f"{100 * value:.1f} %"
-        return f"{value:.3f}" if self.name in ("log_loss", "brier") else show_number(value, 4)
+        return f"{value:.3f}" if self.name in ("log_loss", "brier") else show_number(value)
 
 
 def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
@@ -175,7 +173,6 @@ def single_test(
 class PartScores:
     """Scores of the classes, groups or fifths that have tested rows."""
 
-    kind: str  # "group", "class" or "fifth"
     rows: dict[str, int]  # tested rows of each part, by name
     values: dict[str, dict[str, float]]  # accuracy or RMSE, by method and part
 
@@ -202,7 +199,7 @@ def score(
         if predictions.task == "classification":
             scores[method] = {
                 "accuracy": mean["right"],
-                f"worst_{parts.kind}_accuracy": min(values),
+                f"worst_{predictions.part_kind}_accuracy": min(values),
                 "balanced_accuracy": float(balanced[number]),
                 "log_loss": mean["log"],
                 "brier": mean["brier"],
@@ -211,7 +208,7 @@ def score(
             continue
         scores[method] = {
             "rmse": mean["square"] ** 0.5,
-            f"worst_{parts.kind}_rmse": max(values),
+            f"worst_{predictions.part_kind}_rmse": max(values),
             "mae": mean["absolute"],
         }
         if unbounded is not None and method in unbounded:
@@ -235,7 +232,7 @@ def score_parts(predictions: Predictions) -> PartScores:
         for place, method in enumerate(predictions.values)
     }
     rows = np.bincount(numbers[predictions.tested.any(0)] + 1, minlength=len(names) + 1)[1:]
-    return PartScores(predictions.part_kind, {names[k]: int(rows[k]) for k in present}, values)
+    return PartScores({names[k]: int(rows[k]) for k in present}, values)
 
 
 def part_means(
@@ -256,7 +253,7 @@ def _bands(bounds: np.ndarray) -> list[str]:
     """Name bands by their bounds."""
     if not len(bounds):
         return ["band 1: all"]
-    ends = [show_number(float(each), 4) for each in bounds]
+    ends = [show_number(float(each)) for each in bounds]
     inner = [f"{low} to {high}" for low, high in pairwise(ends)]
     names = [f"up to {ends[0]}", *inner, f"above {ends[-1]}"]
     return [f"band {1 + number}: {name}" for number, name in enumerate(names)]

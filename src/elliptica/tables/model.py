@@ -16,8 +16,10 @@ from sklearn.pipeline import Pipeline
 
 from elliptica._utils.files import replacing
 from elliptica._utils.random import stream_seed
-from elliptica.estimators import EllipticClassifier, load, read_notes, save
+from elliptica.estimators import EllipticClassifier, save
 from elliptica.estimators.base import Fit
+from elliptica.estimators.files import load_with_notes
+from elliptica.estimators.preprocess import MISSING
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
@@ -37,14 +39,7 @@ from elliptica.tables.table import (
 from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups, upweighted
 
 
-@dataclass(frozen=True)
-class FinalSettings(Recipe):
-    """The settings of the saved model."""
-
-    temperature: float | None = None  # for classes: the mean over folds
-
-
-def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
+def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
     """Return the settings of the winner (or another method): the trial that was best over all folds."""
     method = method or comparison.best
     records = [record for record in comparison.records if record.method == method and not record.error]
@@ -56,7 +51,7 @@ def final_settings(comparison: Comparison, method: str | None = None) -> FinalSe
     tried = [r for r in records if r.trials[trial].validation and not r.trials[trial].dropped]
     lengths = [r.length if r.chosen == trial else r.trials[trial].length for r in tried]
     temperatures = [record.temperature for record in records if record.temperature is not None]
-    return FinalSettings(
+    return Recipe(
         method,
         draw_settings(method, trial, comparison.plan),
         comparison.plan.logs_target(trial),
@@ -108,14 +103,14 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
 
 
 def fit_pipeline(
-    problem: TableProblem, plan: Plan, final: FinalSettings, seed: int, wrong: np.ndarray | None = None
+    problem: TableProblem, plan: Plan, final: Recipe, seed: int, wrong: np.ndarray | None = None
 ) -> Pipeline:
     """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
     preprocess = make_preprocessor(problem)
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None
-    if any(fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)])):
+    if fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)]) == [plan.networks]:
         raise TableError(f"The training of {NAMES[final.method]} on all rows diverged; no model is saved.")
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
@@ -132,10 +127,8 @@ def _soften(model: Any, temperature: float) -> None:
         for tree in (tree for trees in model._predictors for tree in trees):
             tree.nodes["value"] /= temperature
     else:
-        model[-1].coef_, model[-1].intercept_ = (
-            model[-1].coef_ / temperature,
-            model[-1].intercept_ / temperature,
-        )
+        model[-1].coef_ /= temperature
+        model[-1].intercept_ /= temperature
 
 
 #: Most rows that are predicted at once.
@@ -276,107 +269,66 @@ class SavedModel:
 
 def load_model(file: Path) -> SavedModel:
     """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
-    try:
-        model, notes = load(file), read_notes(file)
-    except (ValueError, OSError) as error:
-        raise TableError(f"The model {file} cannot be read: {error}") from error
-    steps = getattr(model, "steps", None)
-    preprocessor = None if steps is None else model[0]
-    return SavedModel(file.name, model if steps is None else model[-1], preprocessor, notes)
+    model, notes = load_with_notes(file)
+    first, last = (model[0], model[-1]) if isinstance(model, Pipeline) else (None, model)
+    return SavedModel(file.name, last, first, notes)
 
 
-@dataclass(frozen=True)
-class LabelledRows:
-    """A saved model, and rows with targets for it."""
-
-    network: Any  # the estimator without its preprocessing: a network, trees or a linear model
-    inputs: Any  # rows in the form that the estimator expects
-    names: list[str]  # names of the inputs
-    target: np.ndarray  # targets of the rows: labels among its classes, or numbers
-    groups: list[str] | None  # group of each row as text, or None
-    notices: tuple[str, ...]  # remarks about how the rows were read
-    numbers: list[int] | None = None  # row numbers in the file, from 1; None for a sample
-
-
-def read_labelled(
+def read_fitted(
     model: Path,
     source: Any,
     target: str | None = None,
     *,
     group: str | None = None,
+    test: Any = None,
+    unlabelled: Any = None,
     max_rows: int | None = MAX_ROWS,
-) -> LabelledRows:
-    """Read a table with targets in the form that a saved model expects; rows without a target are dropped.
+) -> tuple[FittedModel, list[str]]:
+    """Combine a saved model with the rows of tables, predicting as in use: bounded, calibrated, trees, too.
 
-    ``target`` is by default the column that the model predicts; ``max_rows`` the size of the random sample of
-    longer tables.
+    ``target`` is by default the column that the model predicts; rows without it are dropped. ``max_rows`` is
+    the size of the random sample of longer tables. Returns notices about the tables, too.
     """
     saved = load_model(model)
     target = target or saved.notes.get("target")
     if target is None:
         raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")
-    table = read_table(source, max_rows=max_rows, sample=True)
+    classes, notices = getattr(saved.model, "classes_", None), dict[str, None]()
+    rows: dict[RowsOf, Rows] = {}
+    sources: dict[RowsOf, Any] = {"training": source, "held-out": test, "unlabelled": unlabelled}
+    for kind in (kind for kind in sources if sources[kind] is not None):
+        table = read_table(sources[kind], max_rows=max_rows, sample=True)
+        used = {target} if group is None else {target, group}
+        y, groups, kept = None, None, np.arange(len(table.frame))
+        if kind != "unlabelled":
+            y, groups, kept = _labels(saved, table, target, group)
+        inputs, names, said = saved.read(table, used)
+        x = torch.tensor(np.asarray(inputs), dtype=torch.float64)[kept]
+        rows[kind] = Rows(x, y, groups, [] if table.is_sample else (kept + 1).tolist())
+        if lost := len(table.frame) - len(kept):
+            said = [f"{lost} of {len(table.frame)} rows have no target and are dropped.", *said]
+        notices |= dict.fromkeys((*table.notices, *said))
+    loss = torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss()
+    labels = () if classes is None else [str(label) for label in classes]
+    fitted = FittedModel(
+        Predictor(saved.model), loss, rows, labels, feature_names=names, scales_inputs=True, first_row=1
+    )
+    return fitted, list(notices)
+
+
+def _labels(
+    saved: SavedModel, table: Table, target: str, group: str | None
+) -> tuple[torch.Tensor, list[str] | None, np.ndarray]:
+    """Return the targets as the model has them, the groups, and the rows that have a target."""
     used = {target} if group is None else {target, group}
     for name in used:
         check_column(table, name, "target or group")
     known, labels = saved.goal(target).read(table.frame[target])
     if len(labels) < 2:
-        raise TableError(
-            f"{table.name} has {len(labels)} rows with a {target!r}, but at least two are needed."
-        )
+        raise TableError(f"{table.name} has {len(labels)} rows with a {target!r}, but two are needed.")
     if target in (column.name for column in saved.columns(table, used)):
         raise TableError(f"{target!r} is an input of {saved.name}, not its target. Pass --target COLUMN.")
-    inputs, names, notices = saved.read(table, used)
-    if lost := len(known) - len(labels):
-        notices.insert(0, f"{lost} of {len(known)} rows have no target and are dropped.")
-    groups = None if group is None else table.frame[group].cast(pl.String).fill_null("(missing)")
-    return LabelledRows(
-        saved.model,
-        inputs[np.flatnonzero(known)],
-        names,
-        labels,
-        None if groups is None else groups.filter(pl.Series(known)).to_list(),
-        (*table.notices, *notices),
-        None if table.is_sample else (np.flatnonzero(known) + 1).tolist(),
-    )
-
-
-def fitted_predictor(
-    rows: LabelledRows, held_out: LabelledRows | None = None, unlabelled: np.ndarray | None = None
-) -> FittedModel:
-    """Combine a saved model with rows, predicting as in use: bounded, calibrated, trees as well as networks.
-
-    ``unlabelled`` are inputs in the form that the model expects.
-    """
-    classes = getattr(rows.network, "classes_", None)
-
-    def tensors(part: LabelledRows) -> Rows:
-        x = torch.tensor(np.asarray(part.inputs), dtype=torch.float64)
-        if classes is None:
-            y = torch.tensor(part.target, dtype=torch.float64)[:, None]
-        else:
-            y = torch.from_numpy(np.searchsorted(classes, part.target))
-        return Rows(x, y, part.groups, part.numbers or [])
-
-    parts: dict[RowsOf, Rows] = {"training": tensors(rows)}
-    if held_out is not None:
-        parts["held-out"] = tensors(held_out)
-    if unlabelled is not None:
-        numbers = range(1, len(unlabelled) + 1)
-        parts["unlabelled"] = Rows(torch.from_numpy(unlabelled.copy()), numbers=numbers)
-    return FittedModel(
-        Predictor(rows.network),
-        torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
-        parts,
-        class_names=() if classes is None else [str(label) for label in classes],
-        feature_names=rows.names,
-        scales_inputs=True,
-        first_row=1,
-    )
-
-
-def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
-    """Read a table without targets in the form that a saved model expects, with notices about it."""
-    saved, table = load_model(model), read_table(source, max_rows=MOST_PREDICTED)
-    inputs, _, notices = saved.read(table, {str(saved.notes.get("target"))})
-    return np.asarray(inputs, dtype=np.float64), [*table.notices, *notices]
+    classes, kept = getattr(saved.model, "classes_", None), np.flatnonzero(known)
+    y = torch.tensor(labels[:, None] if classes is None else np.searchsorted(classes, labels))
+    groups = None if group is None else table.frame[group].cast(pl.String).fill_null(MISSING)[kept].to_list()
+    return y, groups, kept

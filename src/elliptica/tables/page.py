@@ -12,9 +12,10 @@ from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
+from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, name_of
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.table import ColumnUse
+from elliptica.tables.training import PATIENCE, most_iterations
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -74,7 +75,7 @@ def label(comparison: Comparison, method: str) -> str:
     """Return the display name of a method; a dagger marks methods that use groups in training."""
     if method == CONSTANT:
         return "always the mean" if comparison.problem.task == "regression" else "always the largest class"
-    return NAMES[method] + (" †" if method in SEES_GROUPS else "")
+    return NAMES[method] + (" †" if METHODS[method].sees_groups else "")
 
 
 def in_order(comparison: Comparison) -> list[str]:
@@ -121,7 +122,7 @@ def range_words(comparison: Comparison) -> list[str]:
     shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
     most = max(shares, key=lambda method: shares[method])
     fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
-    text = f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
+    text = f"{100 * shares[most]:.1f} % of the test predictions of {name_of(most)}, the most of all methods, "
     return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
 
 
@@ -137,7 +138,7 @@ def describe_model(comparison: Comparison) -> str:
 
 def cautions(comparison: Comparison) -> list[str]:
     """List the limits of the answer."""
-    plan, problem = comparison.plan, comparison.problem
+    plan, problem, limit = comparison.plan, comparison.problem, most_iterations(comparison.problem)
     said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
     if names := ", ".join(map(repr, problem.giveaways[:5])):
@@ -152,9 +153,15 @@ def cautions(comparison: Comparison) -> list[str]:
     if plan.epochs < FEW_EPOCHS:
         said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
-        errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
+        records, name = comparison.of(method), name_of(method)
+        errors = [bool(trial.error) for record in records for trial in record.trials]
         if any(errors):
-            said.append(f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed.")
+            said.append(f"{sum(errors)} of {len(errors)} trainings of {name} failed.")
+        if lost := sum(record.lost for record in records):
+            said.append(f"Left out, because their training diverged: {count(lost, 'network')} of {name}.")
+        if full := sum(METHODS[method].boosted and record.length > limit - PATIENCE for record in records):
+            folds = f"{full} of {count(len(records), 'fold')}"
+            said.append(f"In {folds}, {name} grew up to the limit of {limit} iterations; more may be better.")
     return said
 
 
@@ -187,9 +194,8 @@ def _differences(comparison: Comparison) -> Section:
 
 def _parts(comparison: Comparison) -> Section:
     parts, metric, problem = score_parts(comparison.predictions), comparison.metrics[0], comparison.problem
-    heading = {"group": problem.group_name, "fifth": f"fifth of {problem.target_name}"}.get(
-        parts.kind, "class"
-    )
+    fifth = "class" if problem.classes else f"fifth of {problem.target_name}"
+    heading = problem.group_name or fifth
     sign = 1 if metric.higher_is_better else -1
     names = sorted(parts.rows, key=lambda name: sign * parts.values[REFERENCE][name])[:_MOST_PARTS]
     chosen = [m for m in in_order(comparison) if m != CONSTANT][:3]
@@ -232,8 +238,8 @@ def _protocol(comparison: Comparison) -> list[str]:
     rule = comparison.metrics[1].label if plan.select == "worst" else "Brier score" if is_class else "RMSE"
     names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
     points = [
-        f"{shift.words} {count(shift.folds_per_repeat, 'fold')}, {count(shift.n_repeats, 'repeat')}, seed "
-        f"{plan.seed}.",
+        f"{shift.words} {count(len(shift.folds) // shift.n_repeats, 'fold')}, "
+        f"{count(shift.n_repeats, 'repeat')}, seed {plan.seed}.",
         "Preprocessing is fitted on the training rows of each fold and is the same for all methods.",
         f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
         f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "

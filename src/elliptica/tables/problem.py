@@ -14,9 +14,9 @@ import polars as pl
 from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica._utils.statistics import is_beyond_chance
+from elliptica.estimators.preprocess import MISSING, Kind
 from elliptica.tables.table import (
     FEW_VALUES,
-    MISSING,
     Column,
     ColumnUse,
     Override,
@@ -93,10 +93,9 @@ class TableProblem:
     blocks: np.ndarray | None = None  # number of the block of each row; a block is never divided
     split_name: str | None = None
     copies: np.ndarray | None = None  # number per row that copies of a row share; None: no copies
-    #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it; rows of a test
-    #: file follow, sorted among themselves.
+    #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it.
     times: np.ndarray | None = None
-    time_name: str | None = None
+    clock: Column | None = None  # how times are read
     is_test: np.ndarray | None = None  # rows of the test file, which follow the training rows
     notices: tuple[str, ...] = ()  # remarks that the table of columns does not show
     ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
@@ -109,7 +108,7 @@ class TableProblem:
         return list(self.goal.classes)
 
     @property
-    def kind_of(self) -> dict[str, str]:
+    def kind_of(self) -> dict[str, Kind]:
         """Kind of each input."""
         return {column.name: column.kind for column in self.inputs}
 
@@ -185,7 +184,7 @@ def make_problem(
         split_name=split_by,
         copies=_find_copies(parts, notices),
         times=None if time is None else np.concatenate([part.times for part in parts]),
-        time_name=time,
+        clock=clock,
         is_test=is_test,
         notices=tuple(notices),
         ids=tuple(name for name, use in uses.items() if use.kind == "id"),
@@ -271,7 +270,8 @@ def _recognise_inputs(
 
 def _find_time(cells: pl.Series, as_: str | None, comma: bool) -> Column:
     """Decide how a column of times is read: as dates, or as increasing numbers."""
-    column = recognise(cells, as_=cast("Override | None", as_), comma=comma)[1]
+    kind: Any = as_ if as_ in ("date", "number") else None  # what else it is concerns inputs
+    column = recognise(cells, as_=kind, comma=comma)[1]
     if column is None or column.kind not in ("date", "number"):
         column = recognise(cells, as_="number", comma=comma)[1]
     if column is None:
@@ -306,7 +306,7 @@ def _read_part(
             notices.append(f"{lost} rows of {table.name} have no time in {clock.name!r} and are dropped.")
         order = np.argsort(times, kind="stable")[: len(times) - lost]  # missing times are last
         rows, target, times = rows[order], target[order], times[order]
-        if len(np.unique(times)) < MIN_PARTS and least == MIN_ROWS:
+        if len(np.unique(times)) < MIN_PARTS:
             raise TableError(
                 f"The time column {clock.name!r} has {len(np.unique(times))} values, but {MIN_PARTS} are "
                 "needed to train on the past and test on what follows."
@@ -339,14 +339,14 @@ def _mark_giveaways(
 def _find_copies(parts: Sequence[_Part], notices: list[str]) -> np.ndarray | None:
     """Number the rows so that copies share a number; None if there are no copies."""
     target = pl.Series("target of elliptica", np.concatenate([part.target for part in parts]))
-    copies = find_copies(pl.concat([part.features for part in parts]).with_columns(target))
-    if not copies.n_equal or copies.by_chance:
+    block = find_copies(pl.concat([part.features for part in parts]).with_columns(target))
+    if block is None:
         return None
-    n, rows = len(parts[0].target), f"{copies.n_equal:,} of {len(target):,} rows equal another one."
-    notices.append(f"{rows} Random folds keep copies together.")
-    if n_known := int(np.isin(copies.block[n:], copies.block[:n]).sum()):
+    n, n_equal = len(parts[0].target), len(block) - int(block.max()) - 1
+    notices.append(f"{n_equal:,} of {len(block):,} rows equal another. Random folds keep copies together.")
+    if n_known := int(np.isin(block[n:], block[:n]).sum()):
         notices.append(f"Warning: {n_known:,} test rows are copies of training rows. Remove them.")
-    return copies.block
+    return block
 
 
 def _read_role(parts: Sequence[_Part], name: str) -> pl.Series:
@@ -444,16 +444,8 @@ def _class_skill(codes: np.ndarray, labels: np.ndarray, ordered: np.ndarray) -> 
     return 1 - errors / float(1 - np.square(np.bincount(labels) / len(labels)).sum())  # of a random guess
 
 
-class Copies(NamedTuple):
-    """Groups of rows that are equal in all columns."""
-
-    block: np.ndarray  # number per row, the same for equal rows
-    n_equal: int  # number of rows that equal an earlier one
-    by_chance: bool  # whether so many are expected because columns have few values
-
-
-def find_copies(frame: pl.DataFrame) -> Copies:
-    """Number equal rows, and distinguish copies from rows that are equal by chance.
+def find_copies(frame: pl.DataFrame) -> np.ndarray | None:
+    """Number the rows, equal ones alike; None if none are equal, or only by chance.
 
     Rows with a few categories agree by chance. If columns were independent, the share of equal pairs of rows
     would be the product of the shares of all columns; a hundred times more means copies.
@@ -461,6 +453,5 @@ def find_copies(frame: pl.DataFrame) -> Copies:
     index = "row of elliptica"  # a name that tables do not have
     first = frame.with_row_index(index).select(pl.col(index).first().over(frame.columns))
     block = np.unique(first.to_series().to_numpy(), return_inverse=True)[1]
-    n_equal = len(block) - int(block.max()) - 1
     columns = (column.value_counts()[:, 1].to_numpy() for column in frame.iter_columns())
-    return Copies(block, n_equal, n_equal > 0 and not is_beyond_chance(np.bincount(block), columns))
+    return block if is_beyond_chance(np.bincount(block), columns) else None

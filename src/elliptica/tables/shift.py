@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.covariance import LedoitWolf
@@ -19,9 +19,8 @@ from skrub import SquashingScaler
 from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import TablePreprocessor
-from elliptica.estimators.preprocess import Kind
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.table import TableError
+from elliptica.tables.table import Column, TableError
 
 Shift = Literal["random", "unseen", "time", "extrapolate", "test_file"]
 
@@ -46,11 +45,11 @@ MANY_BLOCKS = 500
 class Fold:
     """Row numbers of one training and its test, in ascending order."""
 
-    repeat: int  # each repeat tests every tested row once
-    number: int  # number of the fold within the repeat, from 0
     train: np.ndarray  # all training rows, validation rows included
     validation: np.ndarray  # training rows that choose settings and epochs
     test: np.ndarray
+    repeat: int = -1  # each repeat tests every tested row once
+    number: int = 0  # number of the fold within the repeat, from 0
 
     @property
     def fit(self) -> np.ndarray:
@@ -68,19 +67,6 @@ class ShiftPlan:
     words: str  # a sentence that says what is trained on and what is tested
     n_repeats: int
     ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
-
-    @property
-    def folds_per_repeat(self) -> int:
-        """Number of folds of each repeat."""
-        return len(self.folds) // self.n_repeats
-
-
-class _Parts(NamedTuple):
-    """Rows of a fold; ``train`` includes ``validation``."""
-
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
 
 
 def make_shift(
@@ -119,7 +105,7 @@ def make_shift(
     while repeat < (repeats or (FIXED_TEST_REPEATS if len(all_folds) == repeat else 1)):
         draws = np.random.default_rng(stream_seed("folds", seed, repeat))
         parts = _divide(problem, shift, folds, draws)
-        all_folds += [Fold(repeat, number, *map(np.sort, part)) for number, part in enumerate(parts)]
+        all_folds += [replace(fold, repeat=repeat, number=number) for number, fold in enumerate(parts)]
         repeat += 1
     for fold in all_folds:
         if missing := _missing_classes(problem, fold):
@@ -145,18 +131,16 @@ def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
     rows = np.arange(len(problem.target)) if problem.is_test is None else np.flatnonzero(~problem.is_test)
-    parts = _with_validation(problem, shift, rows, rows[:0], draws)
-    if _missing_classes(problem, parts):
-        parts = parts._replace(validation=rows[:0])
-    return Fold(-1, 0, *map(np.sort, parts))
+    fold = _with_validation(problem, shift, rows, rows[:0], draws)
+    return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 
 
 def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
     """Build the preprocessor that converts the columns of a problem to numbers."""
-    return TablePreprocessor(kinds=cast("dict[str, Kind]", problem.kind_of), scale="robust")
+    return TablePreprocessor(kinds=problem.kind_of, scale="robust")
 
 
-def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[_Parts]:
+def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[Fold]:
     """Return the parts of each fold of a repeat."""
     rows = np.arange(len(problem.target))
     if shift == "extrapolate":
@@ -189,7 +173,7 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
         return _split(StratifiedKFold, strata, n_parts, draws)
     _, first, number = np.unique(blocks[rows], return_index=True, return_inverse=True)
     if len(first) <= max(n_parts, 4):  # so that at least two are left for training and validation
-        return number
+        return number % (n_parts if len(first) > 3 else 3)
     if len(first) > MANY_BLOCKS:  # by the stratum of their first row
         return _split(StratifiedKFold, strata[first], n_parts, draws)[number]
     return _split(StratifiedGroupKFold, strata, n_parts, draws, number)
@@ -214,20 +198,20 @@ def _n_validation(n_train: int) -> int:
 
 def _with_validation(
     problem: TableProblem, shift: Shift, train: np.ndarray, test: np.ndarray, draws: np.random.Generator
-) -> _Parts:
+) -> Fold:
     """Hold out validation rows: later ones with ``--time``, otherwise random ones (of whole blocks)."""
     if shift == "time":
-        return _Parts(train, _latest(problem, train, draws), test)
+        return Fold(train, _latest(problem, train, draws), test)
     part = _deal(problem, train, -(-len(train) // _n_validation(len(train))), draws)
     if not part.any():
         raise TableError(
             f"All training rows have the same value of {problem.split_name!r}, so none can be held out for "
             "validation. Split by another column."
         )
-    return _Parts(train, train[part == draws.integers(int(part.max()) + 1)], test)
+    return Fold(train, train[part == draws.integers(int(part.max()) + 1)], test)
 
 
-def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
+def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[Fold]:
     """Use an expanding window: each block of time is tested by models trained on all rows before it."""
     assert problem.times is not None
     block = _cut(problem.times, folds + EARLIEST_BLOCKS)
@@ -239,7 +223,7 @@ def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -
     if not parts:
         raise TableError(
             f"Some classes of {problem.target_name!r} occur only in the last stretch of "
-            f"{problem.time_name!r}, so no model of the past can predict them. Merge classes."
+            f"the time column, so no model of the past can predict them. Merge classes."
         )
     return parts
 
@@ -252,10 +236,10 @@ def _latest(problem: TableProblem, train: np.ndarray, draws: np.random.Generator
     late = train[times >= begin]
     if len(late) > len(train) / 2:  # many rows share one time: begin with the next one
         late = train[times > begin]
-    return late if 0 < len(late) <= len(train) / 2 else draws.permutation(train)[:n]
+    return late if 0 < len(late) <= len(train) / 2 else np.sort(draws.permutation(train)[:n])
 
 
-def _far(problem: TableProblem) -> _Parts:
+def _far(problem: TableProblem) -> Fold:
     """Test the rows farthest from the mean; the farthest of the others are for validation.
 
     Distances are measured in whitened numbers; categories, dates and text do not count. The same share of
@@ -275,7 +259,7 @@ def _far(problem: TableProblem) -> _Parts:
         place[members[np.argsort(-distance[members], kind="stable")]] = ranks
     validation_end = FAR_SHARE + _n_validation(round((1 - FAR_SHARE) * len(place))) / len(place)
     train = np.flatnonzero(place > FAR_SHARE)
-    return _Parts(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
+    return Fold(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
 
 
 def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
@@ -288,10 +272,9 @@ def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
     return np.unique(block, return_inverse=True)[1][inverse]
 
 
-def _missing_classes(problem: TableProblem, parts: _Parts | Fold) -> list[object]:
+def _missing_classes(problem: TableProblem, fold: Fold) -> list[object]:
     """Return the classes without a training row outside the validation rows."""
-    fit = np.setdiff1d(parts.train, parts.validation, assume_unique=True)
-    return sorted(set(problem.classes) - set(problem.target[fit].tolist()), key=str)
+    return sorted(set(problem.classes) - set(problem.target[fold.fit].tolist()), key=str)
 
 
 def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -310,19 +293,17 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
     """Describe what is trained on and what is tested."""
     if shift == "time":
         assert problem.times is not None
+        assert problem.clock is not None
         tested = problem.times[np.concatenate([fold.test for fold in folds])]
-        begin, n_times = (
-            _show_time(problem, float(tested.min())),
-            count(len(np.unique(tested)), "distinct time"),
-        )
+        begin, n_times = _show_time(problem.clock, tested.min()), len(np.unique(tested))
         words = f"Train on rows before {begin}, test on later ones."
         if len(folds) > 1:
             words = (
-                f"Train on the past, test on later rows ({problem.time_name} from {begin} on, in "
+                f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
                 f"{len(folds)} stretches, each predicted from all rows before it)."
             )
-        rest = f" Only {n_times} can be tested: intervals are for rows of these times, not for other times."
-        return words if ordered else words + rest
+        few = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times"
+        return words if ordered else f"{words}{few}, not for other times."
     return {
         "random": "Test on random rows: every row is predicted by models that were trained without it.",
         "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "
@@ -333,10 +314,9 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
     }[shift]
 
 
-def _show_time(problem: TableProblem, value: float) -> str:
+def _show_time(clock: Column, value: float) -> str:
     """Format a time as in the column: a date, with its hour if it has one, or a number."""
-    kinds = {column.name: column.kind for column in problem.columns}
-    if kinds.get(problem.time_name or "") != "date":
+    if clock.kind != "date":
         return f"{value:g}"
-    moment = datetime(1970, 1, 1) + timedelta(days=value)
+    moment = datetime(1970, 1, 1) + timedelta(days=float(value))
     return f"{moment:%Y-%m-%d}" if moment.hour == moment.minute == 0 else f"{moment:%Y-%m-%d %H:%M}"

@@ -23,6 +23,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from skrub import ToDatetime
 from skrub.core import RejectColumn
 
 from elliptica._utils.random import stream_seed
+from elliptica.estimators.preprocess import MISSING, Kind, TextDirections, as_series, has_zone, is_free_text
 
 MAX_ROWS = 200_000
 SEPARATORS = (",", ";", "\t", "|")
@@ -112,7 +114,10 @@ def read_table(
 def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
     """Open a table; return its name, its rows, and which of them are blank lines."""
     if not isinstance(source, str | Path):
-        return "frame", _frame(source).lazy(), []
+        if not isinstance(source, pl.LazyFrame | pl.DataFrame):  # polars' own conversion needs pyarrow
+            columns = enumerate(source.columns)
+            source = pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in columns])
+        return "frame", source.lazy(), []
     file = Path(source)
     if not file.is_file():
         if str(source) in BUILT_IN:
@@ -176,25 +181,6 @@ def _built_in(name: str) -> pl.DataFrame:
     return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
 
 
-def _frame(source: Any) -> pl.DataFrame:
-    """Convert a frame of pandas column by column, because polars' own conversion needs pyarrow."""
-    if isinstance(source, pl.LazyFrame):
-        return source.collect()
-    if isinstance(source, pl.DataFrame):
-        return source
-    return pl.DataFrame([_series(str(name), source.iloc[:, i]) for i, name in enumerate(source.columns)])
-
-
-def _series(name: str, column: Any) -> pl.Series:
-    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iufb":
-        return pl.Series(name, column.to_numpy(), nan_to_null=True)
-    values = column.astype(object).where(column.notna(), None).tolist()
-    try:
-        return pl.Series(name, values)
-    except (TypeError, pl.exceptions.PolarsError):  # mixed types
-        return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
-
-
 def check_column(table: Table, name: str, what: str) -> None:
     """Raise if a table lacks a column, and list those that it has."""
     if name not in (names := table.frame.columns):
@@ -202,11 +188,8 @@ def check_column(table: Table, name: str, what: str) -> None:
         raise TableError(f"{table.name} has no column {name!r} for the {what}. It has {known}.")
 
 
-Kind = Literal["number", "category", "date", "text"]
 Override = Literal["number", "category", "date", "text", "id"]
 
-#: Name of the category of missing values.
-MISSING = "(missing)"
 #: Whole numbers with at most this many values may be classes.
 FEW_VALUES = 20
 #: Number of texts above which a column may be free text.
@@ -237,6 +220,13 @@ _SEPARATORS = [(d, t) for d, other in (".,", ",.") for t in ("", other, " ", "'"
 _WHOLE = r"^(-?(?:0|[1-9]\d*))(?:\.0+)?$"
 #: Format of dates such as 2006-01-31, 2006-01-31 12:30 and 2006-01-31T12:30:00Z.
 ISO = "ISO 8601"
+#: Formats that skrub does not guess: years of two digits, and hours before and after noon. 3.11.2 is no date.
+_DAYS = r"^(\d\d\.\d\d\.\d\d|\d+/\d+/(\d\d){1,2}|\d+-\w{3}-\d\d|\d{4}-\d\d-\d\d)( |$)"
+_FORMATS = [
+    f"{day}{hour}"
+    for day in ("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%b-%y", "%m/%d/%Y", "%d/%m/%Y", "%Y-%m-%d")
+    for hour in ("", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
+]
 _PARTS = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)?\s?(Z|[-+]\d{2}:?\d{2})?$"
 
 
@@ -370,7 +360,7 @@ def _dates(cells: pl.Series, column: Column) -> pl.Series:
         cells = cells.cast(pl.String)
     if cells.dtype == pl.String:
         cells = _parse_dates(cells, column.format, column.zone)
-    if cells.dtype not in (pl.Date, pl.Datetime) or _has_zone(cells) != column.zone:
+    if cells.dtype not in (pl.Date, pl.Datetime) or has_zone(cells) != column.zone:
         return pl.Series(cells.name, [None] * len(cells), dtype=pl.Datetime("us"))
     if column.zone:
         cells = cells.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
@@ -390,10 +380,6 @@ def _parse_dates(text: pl.Series, form: str, zone: bool) -> pl.Series:
 def is_whole(cells: pl.Series) -> bool:
     """Return whether all known cells are whole numbers without leading zeros."""
     return bool(cells.cast(pl.String).str.contains(_WHOLE).all())
-
-
-def _has_zone(cells: pl.Series) -> bool:
-    return getattr(cells.dtype, "time_zone", None) is not None
 
 
 def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float] | None:
@@ -428,7 +414,7 @@ def needs_comma(cells: pl.Series) -> bool:
 def find_date(cells: pl.Series) -> Column | None:
     """Find the notation of a column of dates; None if some cell is not a date in it."""
     if cells.dtype in (pl.Date, pl.Datetime):
-        return Column(cells.name, "date", format=ISO, zone=_has_zone(cells))
+        return Column(cells.name, "date", format=ISO, zone=has_zone(cells))
     text = cells.cast(pl.String).drop_nulls().unique(maintain_order=True)
     if not text.str.contains(r"\d\D+.*\d|^\d{8}$").all():
         return None
@@ -436,11 +422,13 @@ def find_date(cells: pl.Series) -> Column | None:
         if not _parse_dates(text, ISO, zone).null_count():
             return Column(cells.name, "date", format=ISO, zone=zone)
     finder = ToDatetime()
-    try:
-        zone = _has_zone(finder.fit_transform(text))
-    except RejectColumn:
-        return None
-    return Column(cells.name, "date", format=str(finder.format_), zone=zone)
+    with suppress(RejectColumn):
+        zone = has_zone(finder.fit_transform(text))
+        return Column(cells.name, "date", format=str(finder.format_), zone=zone)
+    for form in _FORMATS if text.str.contains(_DAYS).all() else ():
+        if not _parse_dates(text, form, False).null_count():
+            return Column(cells.name, "date", format=form)
+    return None
 
 
 def as_category(cells: pl.Series) -> Column:
@@ -534,7 +522,7 @@ def _decide_text(cells: pl.Series, numbers: tuple[Column, float] | None) -> tupl
     if numbers is not None and numbers[1] >= 0.5 and n_values > FEW_VALUES:
         odd = known.filter(_parse(known, numbers[0]).is_null())[0]
         remark = f"not numbers, because {odd!r:.40} is not {numbers[0].words()}"
-    worded = float(known.str.split(" ").list.len().mean()) >= 3  # type: ignore[arg-type]
+    worded = is_free_text(known.to_list())
     if _is_distinct(cells) and not worded and not remark:
         return None, ""
     is_text = n_values > MANY_TEXTS and (worded or n_values > 0.2 * len(known))
@@ -561,7 +549,8 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
     counts = values.value_counts()["count"]
     n_frequent = int((counts >= _RARE).sum())
     n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
-    is_category, sign = column.kind == "category", column.prefix or column.suffix
+    is_category, is_text = column.kind == "category", column.kind == "text"
+    sign = column.prefix or column.suffix
     parts = {
         f"in {'percent' if sign == '%' else sign}": bool(sign),
         f"thousands separated by {column.thousands!r}": bool(column.thousands),
@@ -571,14 +560,16 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         f"{len(counts):,} values": is_category,
         f"the {n_rare:,} rarest as one": is_category and n_rare > 1,
         "numbers read as codes": column.coded,
-        f"free text, {len(counts):,} distinct texts": column.kind == "text",
+        f"free text, {len(counts):,} distinct texts": is_text,
+        "no part of which is frequent: it tells nothing": is_text
+        and TextDirections().fit(values.to_numpy()[:, None]).parts_ is None,
         f"{n_missing:,} missing": n_missing > 0,
     }
     changes = {
         "number": column.coded,
         "category": re.fullmatch(_UNIT, column.suffix),
         "text": is_category and n_rare > 1,
-        "id": column.kind == "text",
+        "id": is_text,
     }
     hint = next((_change(column.name, kind) for kind, may in changes.items() if may), "")
     return ", ".join(part for part, applies in parts.items() if applies), hint

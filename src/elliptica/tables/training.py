@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -55,7 +56,6 @@ class Record:
     method: str
     trials: tuple[Trial, ...]  # in order
     chosen: int | None  # number of the trial that the validation rows chose; None: all failed
-    rows: dict[str, int]  # number of rows in trials, validation, final training and test
     seconds: float  # time of trials and training; networks trained together share theirs equally
     length: int = 0  # epochs or boosting iterations of the model that was tested; 0: not applicable
     temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
@@ -64,6 +64,7 @@ class Record:
     #: Predicted numbers before they are clipped to the range of the training targets; empty for classes.
     unbounded: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     error: str = ""  # why the method failed
+    lost: int = 0  # networks that diverged and are left out
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -97,7 +98,6 @@ class FoldRows:
     x: np.ndarray  # inputs of all rows of the table
     y: np.ndarray  # class numbers or targets of all rows
     fit: np.ndarray  # rows that trials are trained on
-    validation: np.ndarray  # rows that choose among trials
     train: np.ndarray  # rows that the chosen settings are trained on
     stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
@@ -117,15 +117,15 @@ def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
         train, stop = fit, fold.validation
         draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
         fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
-    return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
+    return FoldRows(fold, x, y, fit, train, stop, bounds)
 
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
     """Score predictions of the validation rows; by class or fifth if no group has rows there."""
-    groups = None if problem.groups is None else problem.groups[rows.validation]
+    groups = None if problem.groups is None else problem.groups[rows.fold.validation]
     if groups is not None and not (groups != "").any():
         groups = None
-    target = problem.target[rows.validation]
+    target = problem.target[rows.fold.validation]
     test = single_test(
         problem.task, target, {"": predicted}, classes=problem.classes, groups=groups, bounds=rows.bounds
     )
@@ -186,7 +186,7 @@ _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
 #: Maximum number of trees over all classes, and minimum number of boosting iterations.
 MAX_TREES, MIN_ITERATIONS = 300, 60
 #: Iterations without a better validation loss before boosting stops.
-_PATIENCE = 10
+PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,7 @@ class Recipe:
     settings: dict[str, Any]
     log_target: bool = False  # whether it learns the logarithm of the targets
     length: int | None = None  # epochs or boosting iterations; None: as many as validation rows choose
+    temperature: float | None = None  # of the probabilities of a saved model: the mean over folds
 
 
 def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks: int, seed: int) -> Any:
@@ -207,14 +208,19 @@ def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks:
         return _make_network(problem, plan, recipe, n_networks, seed)
     model = make(problem.task, recipe.settings, seed)
     if METHODS[recipe.method].boosted and recipe.length is None:
-        n_classes = len(problem.classes)  # beyond two, each iteration grows a tree per class
-        most = max(MIN_ITERATIONS, MAX_TREES // (n_classes if n_classes > 2 else 1))
-        model.set_params(early_stopping=True, scoring="loss", n_iter_no_change=_PATIENCE, max_iter=most)
+        stop = {"scoring": "loss", "n_iter_no_change": PATIENCE, "max_iter": most_iterations(problem)}
+        model.set_params(early_stopping=True, **stop)
     elif METHODS[recipe.method].boosted:
         model.set_params(early_stopping=False, max_iter=recipe.length)
     if recipe.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
     return model
+
+
+def most_iterations(problem: TableProblem) -> int:
+    """Return the limit of boosting iterations; beyond two classes, each grows a tree per class."""
+    n_classes = len(problem.classes)
+    return max(MIN_ITERATIONS, MAX_TREES // (n_classes if n_classes > 2 else 1))
 
 
 def _make_network(problem: TableProblem, plan: Plan, recipe: Recipe, n_networks: int, seed: int) -> Any:
@@ -237,15 +243,15 @@ def _make_network(problem: TableProblem, plan: Plan, recipe: Recipe, n_networks:
     return EllipticRegressor(**shared, bounded=plan.bounded, target_transform=transform)
 
 
-def fit_models(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[bool]:
-    """Train models, networks side by side; return whether the training of each diverged."""
+def fit_models(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[int]:
+    """Train models, networks side by side; return how many networks of each diverged."""
     if fits and isinstance(fits[0].estimator, EllipticEstimator):
         return fit_together(fits, callback)
     for number, fit in enumerate(fits):
         if callback is not None:
             callback(number / len(fits))
         _fit_sklearn(fit)
-    return [False] * len(fits)
+    return [0] * len(fits)
 
 
 def _fit_sklearn(fit: Fit) -> None:
@@ -269,24 +275,13 @@ def length_of(model: Any) -> int:
     return getattr(model, "best_iteration_", None) or len(getattr(model, "_predictors", ()))
 
 
-def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predict probabilities of all class numbers, or numbers with and without their bounds.
-
-    The second array is empty for probabilities.
-    """
+def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> np.ndarray:
+    """Predict probabilities of all class numbers, or numbers."""
     if problem.task == "regression":
-        values = np.asarray(model.predict(x), dtype=np.float64)
-        return values, unbounded(model).predict(x) if getattr(model, "bounded", False) else values
+        return np.asarray(model.predict(x), dtype=np.float64)
     probabilities = np.zeros((len(x), len(problem.classes)))
     probabilities[:, model.classes_] = model.predict_proba(x)  # trials on few rows may lack a class
-    return probabilities, np.empty(0)
-
-
-def unbounded(model: EllipticRegressor) -> EllipticRegressor:
-    """Return a regressor that shares the networks of another, but does not clip predictions."""
-    free = EllipticRegressor(**{**model.get_params(deep=False), "bounded": False})
-    free.__dict__.update({name: value for name, value in vars(model).items() if name != "bounded"})
-    return free
+    return probabilities
 
 
 def upweighted(wrong: np.ndarray | None, recipe: Recipe) -> np.ndarray | None:
@@ -341,10 +336,8 @@ def run_methods(problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, re
     seconds = (time.perf_counter() - begin) / max(1, len(pairs))
     records = []
     for fold, method in pairs:
-        rows, tries = folds[fold], trials[fold, method]
-        uses = {"fit": rows.fit, "validation": rows.validation, "train": rows.train, "test": rows.fold.test}
-        counts = {use: len(numbers) for use, numbers in uses.items()}
-        record = Record(rows.fold.repeat, rows.fold.number, method, tuple(tries), None, counts, seconds)
+        rows, tries = folds[fold].fold, trials[fold, method]
+        record = Record(rows.repeat, rows.number, method, tuple(tries), None, seconds)
         if (fold, method) in tested:
             chosen = order_of[fold, method][0]
             records.append(replace(record, chosen=chosen, **tested[fold, method]))
@@ -389,17 +382,14 @@ class _Trainer:
         self, wanted: Sequence[Candidate], length: int | None, shares: tuple[float, float]
     ) -> dict[Candidate, Outcome]:
         """Train candidates on the rows of trials, and score them on the validation rows."""
-        parts = [self.folds[c.fold] for c in wanted]
-        fits = [
-            self._fit(c, rows.fit, length, rows.validation, 0) for c, rows in zip(wanted, parts, strict=True)
-        ]
+        fits = [self._fit(candidate, length, final=False) for candidate in wanted]
         ended = self._train(fits, "trials", shares)
         outcomes = {}
-        for candidate, rows, fit, diverged in zip(wanted, parts, fits, ended, strict=True):
-            recipe, model = self._recipe(candidate), fit.estimator
-            predicted = predict_model(self.problem, model, rows.x[rows.validation])[0]
+        for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
+            recipe, model, rows = self._recipe(candidate), fit.estimator, self.folds[candidate.fold]
+            predicted = predict_model(self.problem, model, rows.x[rows.fold.validation])
             trial = Trial(recipe.settings, recipe.log_target, length_of(model), {}, error="training diverged")
-            if not diverged and np.isfinite(predicted).all():
+            if not lost and np.isfinite(predicted).all():
                 trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
             wrong = np.empty(0)
             if candidate.method == REFERENCE and JTT in self.plan.methods:
@@ -414,28 +404,31 @@ class _Trainer:
 
         Return fields of the record by fold and method; those that diverged are missing.
         """
-        fits = []
-        for candidate in wanted:
-            rows = self.folds[candidate.fold]
-            length = outcomes[candidate].trial.length if rows.stop is None else None
-            fits.append(self._fit(candidate, rows.train, length, rows.stop, self.plan.networks))
+        lengths = [outcomes[c].trial.length if self.folds[c.fold].stop is None else None for c in wanted]
+        fits = [self._fit(*pair, final=True) for pair in zip(wanted, lengths, strict=True)]
         ended = self._train(fits, "final training", (_AFTER_TRIALS, 1.0))
         tested: dict[tuple[int, str], dict[str, Any]] = {}
-        for candidate, fit, diverged in zip(wanted, fits, ended, strict=True):
-            if diverged:
+        for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
+            if lost == self.plan.networks:
                 continue
             rows, model, temperature = self.folds[candidate.fold], fit.estimator, None
             if self.problem.task == "classification" and METHODS[candidate.method].calibrated:
                 held = outcomes[candidate].predicted
                 if rows.stop is not None:
-                    held = predict_model(self.problem, model, rows.x[rows.stop])[0]
-                temperature = _temperature(held, rows.y[rows.validation])
-            predicted, free = predict_model(self.problem, model, rows.x[rows.fold.test])
+                    held = predict_model(self.problem, model, rows.x[rows.stop])
+                temperature = _temperature(held, rows.y[rows.fold.validation])
+            predicted = predict_model(self.problem, model, rows.x[rows.fold.test])
+            free = np.empty(0) if self.problem.classes else predicted
+            if getattr(model, "bounded", False):
+                model = copy.copy(model)
+                model.bounded = False
+                free = predict_model(self.problem, model, rows.x[rows.fold.test])
             tested[candidate[:2]] = {
                 "predicted": predicted,
                 "unbounded": free,
                 "temperature": temperature,
                 "length": length_of(model),
+                "lost": lost,
             }
         return tested
 
@@ -443,27 +436,17 @@ class _Trainer:
         settings = draw_settings(candidate.method, candidate.trial, self.plan)
         return Recipe(candidate.method, settings, self.plan.logs_target(candidate.trial), length)
 
-    def _fit(
-        self,
-        candidate: Candidate,
-        train: np.ndarray,
-        length: int | None,
-        validation: np.ndarray | None,
-        n_networks: int,
-    ) -> Fit:
+    def _fit(self, candidate: Candidate, length: int | None, *, final: bool) -> Fit:
         """Describe a training; all methods share the seed, the initial weights and the order of rows."""
         rows, recipe = self.folds[candidate.fold], self._recipe(candidate, length)
-        what = "final" if n_networks else "trials"
+        train, validation = (rows.train, rows.stop) if final else (rows.fit, rows.fold.validation)
+        what, n_networks = ("final", self.plan.networks) if final else ("trials", 1)
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
-        model = make_model(self.problem, self.plan, recipe, n_networks=max(1, n_networks), seed=seed)
+        model = make_model(self.problem, self.plan, recipe, n_networks=n_networks, seed=seed)
         wrong = self.errors[candidate.fold] if candidate.method == JTT else None
         groups = self.groups if METHODS[recipe.method].sees_groups else None
         return Fit(model, rows.x, rows.y, upweighted(wrong, recipe), groups, train, validation)
 
-    def _train(self, fits: Sequence[Fit], what: str, shares: tuple[float, float]) -> list[bool]:
-        folds = ", ".join(str(rows.fold.number + 1) for rows in self.folds)
-        if (label := METHODS[self.plan.methods[0]]).make:
-            what = label.label
-        words = f"{what}, fold{'s' if len(self.folds) > 1 else ''} {folds}"
+    def _train(self, fits: Sequence[Fit], words: str, shares: tuple[float, float]) -> list[int]:
         begin, end = shares
         return fit_models(fits, lambda share: self.report(begin + share * (end - begin), words))

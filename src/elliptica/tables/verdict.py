@@ -10,7 +10,7 @@ import numpy as np
 
 from elliptica._utils.statistics import bonferroni, student_quantile
 from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe_others, join, sentence
-from elliptica.tables.methods import CONSTANT, LINEAR, NAMES, REFERENCE, TREES
+from elliptica.tables.methods import CONSTANT, LINEAR, REFERENCE, TREES, name_of
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
 
 #: Where the verdict holds, by shift.
@@ -59,7 +59,7 @@ def judge(
     if is_better:
         said += [*_level(choice), *_no_gain(choice, over)]
         judged = [column.metric for column in choice.columns.values()]
-        said += describe_others(choice.differences, judged, choice.measure, choice.best, _name)
+        said += describe_others(choice.differences, judged, choice.measure, choice.best, name_of)
     return Verdict(
         said[0],
         said[1:],
@@ -214,10 +214,6 @@ def _constant(predictions: Predictions) -> tuple[list[Difference], list[Differen
 # ---- Words: each number in a sentence is a cell of the table.
 
 
-def _name(method: str) -> str:
-    return ("the " if method == LINEAR else "") + NAMES.get(method, method)
-
-
 def _constant_name(predictions: Predictions) -> str:
     if predictions.task == "regression":
         return "always predicting the mean"
@@ -227,7 +223,7 @@ def _constant_name(predictions: Predictions) -> str:
 
 def _headline(choice: Choice, over: Sequence[Difference], place: str) -> list[str]:
     """Recommend a method, and say what the recommendation rests on."""
-    best, measure, ahead, reference = _name(choice.best), choice.measure, choice.ahead, _name(REFERENCE)
+    best, measure, ahead, reference = name_of(choice.best), choice.measure, choice.ahead, name_of(REFERENCE)
     if not choice.differences:
         return [f"{sentence(reference)} is the only method that was run."]
     tie = f"Accuracies do not tell the best methods apart, so the {measure.label} decides."
@@ -247,7 +243,7 @@ def _headline(choice: Choice, over: Sequence[Difference], place: str) -> list[st
     return [
         f"{sentence(best)} will do: no method is shown to have a better {measure.label} than "
         f"{'it' if choice.best == REFERENCE else reference} {place}.",
-        f"The best estimate is that of {_name(choice.leader)}: {change}, not distinguishable.",
+        f"The best estimate is that of {name_of(choice.leader)}: {change}, not distinguishable.",
         *ties,
         *_needed(ahead, choice.trained, relative=measure.relative),
     ]
@@ -258,7 +254,7 @@ def _level(choice: Choice) -> list[str]:
     if choice.ahead is None or choice.ahead.result != "better":
         return []
     others = choice.columns[choice.measure.name].differences(choice.trained, choice.leader)
-    level = [_name(d.method) for d in others if d.result == "open"]
+    level = [name_of(d.method) for d in others if d.result == "open"]
     return [f"Not distinguishable from it in {choice.measure.label}: {join(level)}."] if level else []
 
 
@@ -269,8 +265,8 @@ def _nothing(choice: Choice, over: Sequence[Difference], target: str) -> list[st
     constant = _constant_name(choice.trained)
     return [
         f"Nothing here is shown to predict {target}: no method is shown to be better than {constant}.",
-        f"The best estimate is that of {_name(leader)}: {first.label} {closest} compared with that. No model "
-        "is worth keeping.",
+        f"The best estimate is that of {name_of(leader)}: {first.label} {closest} compared with that. No "
+        "model is worth keeping.",
     ]
 
 
@@ -297,7 +293,7 @@ def _needed(ahead: Difference, predictions: Predictions, *, relative: bool) -> l
     rows = int(predictions.tested.any(0).sum()) if is_fixed else len(predictions.target)
     number = float(f"{1.05 * rows * factor:.1g}")
     kind = "tested rows" if is_fixed else "rows"
-    pair = f"whether {_name(ahead.method)} and {_name(ahead.against)} differ"
+    pair = f"whether {name_of(ahead.method)} and {name_of(ahead.against)} differ"
     return [f"About {number:,.0f} {kind} would tell {pair}."]
 
 
