@@ -21,11 +21,12 @@ from elliptica.lab.experiments.specification import PaperValue
 NAMES = [
     "anticipation",
     "compare_tables",
+    "diagnose_battery",
     "green_bridge",
     "hitting_times",
     "loss_landscape",
 ]
-NAMES += ["regression_controls", "sampling_modes", "uncertainty"]
+NAMES += ["regression_controls", "sampling_modes", "two_moons", "uncertainty"]
 
 
 @pytest.mark.parametrize("name", NAMES)
