@@ -11,16 +11,17 @@ which they are (`elliptica.lab.experiments.metrics`). One training of 500 epochs
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, floor, isqrt
 from typing import get_args
 
 from scipy import stats
 
 from common import ROOT, fill, spread, table
-from digits import chance_of_fit, fits
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.metrics import Epoch, metrics_at
 from elliptica.lab.experiments.records import Record, read_records
@@ -41,6 +42,8 @@ PRINTED = [
 ]
 #: Repetitions in the paper, and here; fewer than enough are shown, and compared with nothing.
 SEEDS, ENOUGH = 10, 5
+#: Half of the last printed digit, down and up.
+HALF = (Fraction(-1, 20), Fraction(1, 20))
 
 
 def everything() -> Found:
@@ -126,7 +129,7 @@ def _gap(ours: list[Record], others: list[Record], part: str, epoch: Epoch) -> s
     gaps = [a - b for a, b in (score(pair, part, epoch, "average") for pair in pairs)]
     if len(gaps) < ENOUGH:
         return "-"
-    return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / math.sqrt(len(gaps)):.1f})"
+    return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / len(gaps) ** 0.5:.1f})"
 
 
 def near(found: Found) -> str:
@@ -143,16 +146,14 @@ def near(found: Found) -> str:
 
 def digits() -> str:
     """The printed pairs of the paper, and what they fit."""
-    rows, chances = [], []
+    rows = []
     for name, row in PRINTED:
-        worst, average = (paper(name, row)[column] for column in ("worst", "average"))
-        chances.append(chance_of_fit(worst.mean, worst.std, seeds=SEEDS, rows=21, finer=42, draws=1000))
-        cells = [_text(worst), _verdict(worst, 21), _verdict(worst, 42), f"{chances[-1]:.2f}"]
-        cells += [_text(average), _verdict(average, 78), _verdict(average, 156)]
-        rows.append([name.replace("table", "Table "), row, *cells])
-    head = ["paper", "row", "worst", "on 21", "on 42", "chance", "average", "on 78", "on 156"]
-    product = f"Product of the nine chances: {math.prod(chances):.0e}."
-    return "\n".join([*table(head, rows, "llrllrrll"), "", product])
+        parts = [("worst", 21, 42), ("average", 78, 156)]
+        values = [(paper(name, row)[column], *sizes) for column, *sizes in parts]
+        cells = [[_text(value), *(_verdict(value, n) for n in sizes)] for value, *sizes in values]
+        rows.append([name.replace("table", "Table "), row, *cells[0], *cells[1]])
+    head = ["paper", "row", "worst", "on 21", "on 42", "average", "on 78", "on 156"]
+    return "\n".join(table(head, rows, "llrllrll"))
 
 
 def _text(value: PaperValue) -> str:
@@ -161,9 +162,44 @@ def _text(value: PaperValue) -> str:
 
 def _verdict(value: PaperValue, rows: int) -> str:
     """By which deviations a pair fits."""
-    ways = ("sample", "population")
-    found = [w for w in ways if fits(value.mean, value.std, seeds=SEEDS, rows=rows, deviation=w)]
-    return " and ".join(found) or ("mean only" if fits(value.mean, None, seeds=SEEDS, rows=rows) else "no")
+    ways = [("sample", SEEDS - 1), ("population", SEEDS)]
+    return " and ".join(w for w, n in ways if fits(value.mean, value.std, SEEDS, rows, n)) or "no"
+
+
+def fits(mean: float, std: float, seeds: int, rows: int, divisor: int) -> bool:
+    """Whether whole numbers of right answers give a printed mean and deviation, in percent with one digit.
+
+    A score of one seed is ``k / rows``, so not every pair can be printed (GRIM and GRIMMER). The decision is
+    exact: it looks for ``seeds`` whole numbers from 0 to ``rows`` whose mean and deviation (``divisor``: of
+    the variance) round to the printed values; at the edge both roundings of a half count.
+    """
+    (low, high), (least, most) = (
+        [max(Fraction(f"{printed:.1f}") + edge, Fraction(0)) * rows / 100 for edge in HALF]
+        for printed in (mean, std)
+    )
+    for total in range(ceil(low * seeds), min(floor(high * seeds), seeds * rows) + 1):
+        centre, rest = divmod(total, seeds)  # numbers are counted from near their mean: small squares
+        shift = Fraction(rest * rest, seeds)
+        first, last = ceil(least**2 * divisor + shift), floor(most**2 * divisor + shift)
+        size = isqrt(last)
+        sums = _squares(seeds, max(-centre, -size), min(rows - centre, size), last)
+        if first <= last and sums.get(rest, 0) >> first:
+            return True
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _squares(n: int, low: int, high: int, most: int) -> dict[int, int]:
+    """Sums of squares up to ``most``, as bits of a number, by the sum of ``n`` whole numbers of a range."""
+    mask, found = (1 << (most + 1)) - 1, {0: 1}
+    for _ in range(n):
+        longer: dict[int, int] = {}
+        for total, squares in found.items():
+            for value in range(low, high + 1):
+                if more := (squares << (value * value)) & mask:
+                    longer[total + value] = longer.get(total + value, 0) | more
+        found = longer
+    return found
 
 
 def control(found: Found) -> str:
@@ -172,7 +208,7 @@ def control(found: Found) -> str:
     for part in PARTS:
         pairs = [own_pair(records, part, epoch) for records in complete for epoch in range(50, 501, 50)]
         kept = [pair for pair in pairs if pair is not None]
-        counts = [sum(fits(*p, seeds=SEEDS, rows=n, deviation="sample") for p in kept) for n in (21, 42)]
+        counts = [sum(fits(*pair, SEEDS, n, SEEDS - 1) for pair in kept) for n in (21, 42)]
         shares = [f"{count} ({100 * count / max(len(kept), 1):.0f} %)" for count in counts]
         rows.append([part, str(len(pairs)), str(len(kept)), *shares])
     head = ["measured on", "rows", "worst class malignant in all seeds", "of these, fit 21", "fit 42"]
