@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.steps import step
 from benchmarks.timing import Measurement
 from elliptica import Elliptic, Permutation
 from elliptica.core import bridge
 from elliptica.lab.models import mlp
 
 SIGMA, BATCH, FEATURES, DRAWS, REPEATS = 0.05, 64, 20, 400, 5
-
-
+FOLLOWING = "times that follow the cycle"
 #: A stochastic gradient.
 Gradient = Callable[[], Tensor]
 
@@ -27,18 +29,10 @@ def problem(steps: int) -> tuple[nn.Module, Tensor, Tensor]:
     y = torch.sin(x @ torch.randn(FEATURES, 1, generator=generator) / FEATURES**0.5)
     torch.manual_seed(0)
     model = mlp(FEATURES, 1, hidden=(64, 64), activation="relu")
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    ordinary = step(model, lambda: nn.functional.mse_loss(model(x), y), 1e-3)
     for _ in range(steps):
-        loss = nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        ordinary()
     return model, x, y
-
-
-def gradient_variance(gradient: Gradient) -> float:
-    """Trace of the covariance of a stochastic gradient."""
-    return float(torch.stack([gradient() for _ in range(DRAWS)]).var(0).sum())
 
 
 def other_pairs(x: Tensor, y: Tensor, n_bridges: int, generator: torch.Generator | None) -> Tensor:
@@ -53,15 +47,14 @@ def independent(n: int, device: torch.device, generator: torch.Generator | None,
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Gradient]:
     """Gradients at equal cost of a network on a batch, or on a batch drawn anew if it gets all the data."""
-    parameters = list(model.parameters())
 
-    def of(**settings: object) -> Gradient:
-        objective = Elliptic(model, nn.MSELoss(), sigma=SIGMA, sigma_y=0.0, **settings)  # type: ignore[arg-type]
+    def of(**settings: Any) -> Gradient:
+        objective = Elliptic(model, nn.MSELoss(), sigma=SIGMA, sigma_y=0.0, **settings)
 
         def gradient() -> Tensor:
             rows = torch.randperm(len(x))[:BATCH]
-            found = torch.autograd.grad(objective(x[rows], y[rows]), parameters)
-            return torch.cat([g.flatten() for g in found])
+            parts = torch.autograd.grad(objective(x[rows], y[rows]), list(model.parameters()))
+            return torch.cat([part.flatten() for part in parts])
 
         return gradient
 
@@ -71,9 +64,8 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Gradient]:
 
     strata = of(pairing=other_pairs)
     return {
-        "times that follow the cycle": of(),
+        FOLLOWING: of(),
         "independent times": with_independent_times,
-        "one time in each stratum": strata,
         "ten points of marginal bridges": of(n_bridges=10),
         "two paths of five points": of(sampling="path", n_bridges=2),
     }
@@ -85,17 +77,18 @@ def measure() -> Iterator[Measurement]:
     Times that follow the cycle hold the weight of each row, so they help while gradients at the data are
     large. After 300 steps the network fits its data, and only points between them have a gradient.
     """
-    fast, paths, unlimited = "times that follow the cycle", "two paths of five points", float("inf")
-    for steps, most in ((0, 0.7), (30, 0.7), (300, unlimited)):
+    for steps, most in ((0, 0.7), (30, 0.7), (300, math.inf)):
         model, x, y = problem(steps)
-        cases = [(fast, "independent times", most), (fast, "one time in each stratum", most)]
-        cases += [("ten points of marginal bridges", paths, 0.9)] if steps == 300 else []
+        cases = [(FOLLOWING, "independent times", most)]
+        cases += [("ten points of marginal bridges", "two paths of five points", 0.9)] if steps == 300 else []
         for n_rows, note in ((BATCH, "given the batch"), (len(x), "in total")):
             of = gradients(model, x[:n_rows], y[:n_rows])
-            names = {name for case in cases for name in case[:2]}
-            found = {name: [gradient_variance(of[name]) for _ in range(REPEATS)] for name in sorted(names)}
             for ours, theirs, budget in cases:
-                values = [a / b for a, b in zip(found[ours], found[theirs], strict=True)]
+                values = [_variance(of[ours]) / _variance(of[theirs]) for _ in range(REPEATS)]
                 what = f"gradient variance, {ours}, {note}, after {steps} steps of training"
-                allowed = budget if n_rows == BATCH else unlimited
-                yield Measurement.of(what, theirs, values, allowed)
+                yield Measurement.of(what, theirs, values, budget if n_rows == BATCH else math.inf)
+
+
+def _variance(gradient: Gradient) -> float:
+    """Trace of the covariance of a stochastic gradient."""
+    return float(torch.stack([gradient() for _ in range(DRAWS)]).var(0).sum())
