@@ -32,7 +32,7 @@ RECORDS, PAGE = ROOT / "results" / "tables", ROOT / "results" / "breast_protocol
 Found = dict[tuple[str, str], list[Record]]
 #: Label noise by the name of its data set.
 NOISES = {"breastmnist-per-batch": "per batch", "breastmnist-clean": "clean", "breastmnist": "once"}
-METHODS = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
+METHODS = ["erm", "mixup", "mixupe", "elliptic"]
 PARTS = ("validation", "test")
 #: Rows of the paper with values of their own: table and row.
 PRINTED = [
@@ -40,8 +40,8 @@ PRINTED = [
     *(("table9", row) for row in ("elliptic", "elliptic + weighting")),
     *(("table10", row) for row in ("elliptic by distance", "by distance + weighting")),
 ]
-#: Repetitions in the paper, and here; fewer than enough are shown, and compared with nothing.
-SEEDS, ENOUGH = 10, 5
+#: Repetitions in the paper, and here.
+SEEDS = 10
 #: Half of the last printed digit, down and up.
 HALF = (Fraction(-1, 20), Fraction(1, 20))
 
@@ -53,8 +53,9 @@ def everything() -> Found:
 
 
 def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
-    """Those that say what was measured then; every record knows the epoch that was chosen."""
-    return [record for record in records if epoch == "chosen" or record.right]
+    """Those that say what was measured then, or none if a seed is missing."""
+    known = [record for record in records if epoch == "chosen" or record.right]
+    return known if len(known) == SEEDS else []
 
 
 def protocols() -> Iterator[tuple[str, str, Epoch]]:
@@ -84,10 +85,9 @@ def paper(name: str, row: str) -> dict[str, PaperValue]:
 
 
 def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
-    """Whether both columns agree with the paper's; False with too few seeds to say."""
-    values, records = paper("table6", row), usable(records, epoch)
-    is_known = bool(values) and len(records) >= ENOUGH
-    return is_known and all(agrees(score(records, part, epoch, c), value) for c, value in values.items())
+    """Whether both columns are known and agree with the paper's."""
+    known, values = usable(records, epoch), paper("table6", row).items()
+    return bool(known) and all(agrees(score(known, part, epoch, c), value) for c, value in values)
 
 
 def matrix(found: Found) -> str:
@@ -105,37 +105,27 @@ def matrix(found: Found) -> str:
 
 
 def _cell(records: list[Record], row: str, part: str, epoch: Epoch) -> str:
-    """Both columns; the average alone where only the validation curves of older records tell."""
     known = usable(records, epoch)
-    if len(known) < ENOUGH and len(records) == SEEDS and part == "validation":
-        return f"{spread(average_of_curves(records, epoch), '.1f')} / ?"
-    if len(known) < 2:
+    if not known:
         return "-"
     text = " / ".join(spread(score(known, part, epoch, column), ".1f") for column in ("average", "worst"))
-    text = f"**{text}**" if is_near(known, row, part, epoch) else text
-    return text if len(known) == SEEDS else f"{text} ({len(known)} seeds)"
-
-
-def average_of_curves(records: list[Record], epoch: Epoch) -> list[float]:
-    """The average on validation after the last epoch or over the last tenth, which every record has."""
-    courses = [record.curves["validation"] for record in records]
-    return [100 * statistics.mean(c[-max(len(c) // 10, 1) if epoch == "late" else -1 :]) for c in courses]
+    return f"**{text}**" if is_near(known, row, part, epoch) else text
 
 
 def _gap(ours: list[Record], others: list[Record], part: str, epoch: Epoch) -> str:
     """Difference of averages on the same seeds, with its standard error."""
-    mine, theirs = ({r.run.seed: r for r in usable(records, epoch)} for records in (ours, others))
-    pairs = ([mine[seed], theirs[seed]] for seed in mine if seed in theirs)
-    gaps = [a - b for a, b in (score(pair, part, epoch, "average") for pair in pairs)]
-    if len(gaps) < ENOUGH:
+    pair = (sorted(usable(records, epoch), key=lambda r: r.run.seed) for records in (ours, others))
+    mine, theirs = (score(records, part, epoch, "average") for records in pair)
+    if not mine or not theirs:
         return "-"
+    gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
     return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / len(gaps) ** 0.5:.1f})"
 
 
 def near(found: Found) -> str:
     """Protocols under which the paper's rows come out, and how many of the four do under each."""
     lines, counts = [], Counter[tuple[str, str, Epoch]]()
-    for row in (row for row in METHODS if row != "marginal"):
+    for row in METHODS:
         hits = [each for each in protocols() if is_near(found[each[0], row], row, *each[1:])]
         counts.update(hits)
         names = "; ".join(f"{NOISES[dataset]}, {part}, {epoch}" for dataset, part, epoch in hits)
@@ -204,7 +194,7 @@ def _squares(n: int, low: int, high: int, most: int) -> dict[int, int]:
 
 def control(found: Found) -> str:
     """The same check of our own rows after epochs 50, 100, ..., 500, for which the part is known."""
-    complete, rows = [r for r in map(usable, found.values()) if len(r) == SEEDS], []
+    complete, rows = [r for r in map(usable, found.values()) if r], []
     for part in PARTS:
         pairs = [own_pair(records, part, epoch) for records in complete for epoch in range(50, 501, 50)]
         kept = [pair for pair in pairs if pair is not None]
