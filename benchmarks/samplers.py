@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,7 +11,6 @@ import torchsde
 from torch import Tensor
 
 from benchmarks.timing import Measurement, compare
-from elliptica import sample_bridge
 from elliptica.core.bridge import bridge_points, time_grid
 
 SIGMA, N_TIMES = 0.05, 5
@@ -41,10 +39,6 @@ def measure() -> Iterator[Measurement]:
         ours, name = partial(bridge_points, *ends, SIGMA, times, None), f"bridge sampler, {size}"
         noise, floor = "`torch.randn` of Algorithm 2's increments", (batch, N_TIMES - 1, features)
         yield compare(name, ours, noise, partial(torch.randn, floor), budget, 41, repeats)
-        if repeats > 100:
-            checked = partial(sample_bridge, *ends, n_times=N_TIMES, sigma=SIGMA)
-            what = f"`sample_bridge`, {size}, arguments checked"
-            yield compare(what, checked, "the sampler alone", ours, math.inf, 21, repeats)
         if sde_budget is not None:
             theirs, against = partial(with_torchsde, *ends), "torchsde `BrownianInterval`, same job"
             yield compare(name, ours, against, theirs, sde_budget, 21, repeats // 5)

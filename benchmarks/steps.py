@@ -65,21 +65,6 @@ def mixup_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return step(model, loss)
 
 
-class TinyTransformer(nn.Module):
-    """Two encoder layers over 16 tokens of 32 numbers, and a linear layer on their mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(32, 64)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.outer = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of ten classes."""
-        return self.outer(self.layers(self.inner(x)).mean(1))
-
-
 def beside_mixup(
     what: str, model: nn.Module, x: Tensor, y: Tensor, budget: float, *timing: int
 ) -> Iterator[Measurement]:
@@ -97,7 +82,7 @@ def fit(method: str, x: np.ndarray, y: np.ndarray, batch_size: int) -> Callable[
 
 
 def measure() -> Iterator[Measurement]:
-    """Convolutional net, transformer and perceptron."""
+    """Convolutional net and perceptron."""
     net, path = preact_resnet(18, 10), {"sampling": "path", "n_times": N_TIMES}
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
     ours, rows = elliptic_step(net, x, y, **path), (x.repeat(N_TIMES, 1, 1, 1), y.repeat(N_TIMES))
@@ -108,9 +93,6 @@ def measure() -> Iterator[Measurement]:
     ours, plain = (elliptic_step(net, *half, weighting=w, **pairs) for w in ("multiplicative", None))
     what = "multiplicative weighting, PreActResNet-18, batch 16, two bridges"
     yield compare(what, ours, "unweighted path step on the same rows", plain, 2.0, 9)
-    x, y = torch.randn(32, 16, 32), torch.randint(10, (32,))
-    what = "two-layer transformer, 16 tokens, batch 32"
-    yield from beside_mixup(what, TinyTransformer(), x, y, math.inf, 31, 10)
     for number, batch in enumerate(BATCHES):
         yield from measure_perceptron(batch, {name: each[number] for name, each in BUDGETS.items()})
     table = np.random.default_rng(0).normal(size=(4096, 122)), np.arange(4096) % 10

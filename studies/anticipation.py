@@ -223,7 +223,6 @@ GROUP = pl.sum_horizontal(pl.col("dim") > top for top in (2, 5, 13))
 CELL = ("problem", "dim", "shift")
 #: Estimates in the unit of the loss: only these have a level.
 LEVELLED = ("u", "neighbours' losses", "neighbours' labels", "entropy", "spread of 5 networks")
-RESAMPLES = 2000
 
 
 def cells(records: list[Record], task: str) -> pl.DataFrame:
@@ -244,7 +243,7 @@ def show(found: pl.DataFrame, measure: str) -> str:
     known = found.drop_nulls(measure)
     sums = known.group_by("problem", "dim", maintain_order=True).agg(pl.col(measure).sum(), n=pl.len())
     pairs = sums.select(measure, "n").to_numpy()
-    draw = np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))
+    draw = np.random.default_rng(0).integers(len(pairs), size=(2000, len(pairs)))
     totals = pairs[draw].sum(1)
     low, high = np.quantile(totals[:, 0] / totals[:, 1], [0.025, 0.975])
     return f"{known[measure].mean():.2f} ({low:.2f} to {high:.2f})"

@@ -41,8 +41,6 @@ NOISE = "ERM, noise as large as the balls"
 WEIGHTED = "the same, rows as often as walks meet them"
 SMOOTHED = "the same, labels moved as far as inputs"
 METHODS = ("ERM", NOISE, WEIGHTED, SMOOTHED, "mixup", "bridges", *HITTING)
-#: What tells records apart.
-KEY = ("part", "method", "region", "starts", "dim", "seed")
 
 
 def hitting(model: nn.Module, x: Tensor, y: Tensor, **settings: Any) -> HittingTimes:
@@ -159,25 +157,24 @@ def trained(dim: int, seed: int, method: str) -> Record:
     return {"accuracy": accuracy(model, test_x, test_y), **seen}
 
 
-def cells() -> Iterator[Record]:
-    """What is to be recorded."""
-    yield from ({"part": "moons", "method": m, "seed": s} for s in range(N_SEEDS) for m in METHODS)
+def cells() -> Iterator[tuple[str, Record]]:
+    """What is to be recorded: part, and arguments of its function."""
+    yield from (("moons", {"method": m, "seed": s}) for s in range(N_SEEDS) for m in METHODS)
     for dim, seed in product(DIMS, range(3)):
         regions = ("hull", "ball", "box", "reflecting_box") if dim <= 5 else ("ball", "box")
         for region, starts in product(regions, ("uniform", "between")):
-            yield {"part": "walks", "region": region, "starts": starts, "dim": dim, "seed": seed}
+            yield "walks", {"region": region, "starts": starts, "dim": dim, "seed": seed}
         for method in ("ERM", "bridges", "auto"):
-            yield {"part": "trained", "method": method, "dim": dim, "seed": seed}
+            yield "trained", {"method": method, "dim": dim, "seed": seed}
 
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Make the records that are missing."""
     warnings.simplefilter("ignore", elliptica.EllipticWarning)  # that few walks meet data is the result
-    done = {tuple(record.get(name) for name in KEY) for record in records}
     make = {"moons": moons, "walks": walks, "trained": trained}
-    for cell in cells():
-        if tuple(cell.get(name) for name in KEY) not in done:
-            yield [{**cell, **make[cell["part"]](**{k: v for k, v in cell.items() if k != "part"})}]
+    for part, cell in cells():
+        if not any({"part": part, **cell}.items() <= record.items() for record in records):
+            yield [{"part": part, **cell, **make[part](**cell)}]
 
 
 #: Columns of the first table.

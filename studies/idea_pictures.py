@@ -118,7 +118,7 @@ def draw_labels() -> Figure:
     return figure
 
 
-def draw_loss_along_bridges() -> Figure:
+def draw_loss() -> Figure:
     """Loss of three networks along bridges between the two classes: one bridge, and all of them."""
     problem = load_two_moons(0)
     x, y = problem.x, problem.y
@@ -155,13 +155,8 @@ def draw_loss_along_bridges() -> Figure:
     return figure
 
 
-PICTURES = {
-    "bridge.png": draw_bridge,
-    "label_bridge.png": draw_labels,
-    "loss_along_bridges.png": draw_loss_along_bridges,
-}
-
 if __name__ == "__main__":
+    pictures = {"bridge": draw_bridge, "label_bridge": draw_labels, "loss_along_bridges": draw_loss}
     with mpl.rc_context(STYLE):
-        for name, draw in PICTURES.items():
-            draw().savefig(IMAGES / name, dpi=120)
+        for name, draw in pictures.items():
+            draw().savefig(IMAGES / f"{name}.png", dpi=120)

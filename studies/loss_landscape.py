@@ -26,15 +26,7 @@ from common import Record, Study, accuracy, descend, paired_p, spread, table
 from elliptica.baselines import ERM, Mixup
 from elliptica.lab.data import two_moons
 from elliptica.lab.models import mlp
-from elliptica.landscape import (
-    Box,
-    DataDomain,
-    LossField,
-    Operator,
-    bridge_probes,
-    maximum_principle_report,
-    subharmonicity_report,
-)
+from elliptica.landscape import Box, DataDomain, LossField, Operator, bridge_probes, subharmonicity_report
 from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
 from elliptica.landscape.spheres import walk_on_spheres
@@ -142,11 +134,12 @@ def measure(
     field = LossField(model, excess_cross_entropy)
     hard, test_hard = (F.one_hot(y, problem.n_classes).float() for y in (problem.y, problem.test_y))
     at_data, losses = field(problem.x, hard), field(*probes).double()
-    places = {"between": probes, "test": (problem.test_x[:500], test_hard[:500])}
-    found: Record = {}
-    for place, points in places.items():
-        report = maximum_principle_report(field, (problem.x, hard), points)
-        found[place] = {"violation_rate": report.overall.rate, "largest": report.check.interior_max}
+    places = {"between": losses, "test": field(problem.test_x[:500], test_hard[:500])}
+    checks = {place: elliptica.check_maximum_principle(at_data, there) for place, there in places.items()}
+    found: Record = {
+        place: {"violation_rate": check.share_above, "largest": check.interior_max}
+        for place, check in checks.items()
+    }
     found["between"]["mean"] = float(losses.mean())
     if hits is not None:
         u, error = landscape(hits, at_data)

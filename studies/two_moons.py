@@ -23,15 +23,7 @@ from torch import Tensor
 from common import Record, Study, table
 from elliptica import sample_partners
 from elliptica._utils.random import stream
-from elliptica.lab.data.toy import (
-    TwoMoons,
-    alternate,
-    half_discs,
-    polar,
-    sample_outline,
-    sample_tube,
-    uniforms,
-)
+from elliptica.lab.data import toy
 from elliptica.lab.demo.moons import Settings, build_network, evaluate, random_partners, train
 
 NAMES = {"erm": "ERM", "mixup": "mixup", "noise": "ERM + the same noise", "elliptic": "elliptic"}
@@ -39,83 +31,78 @@ NAMES = {"erm": "ERM", "mixup": "mixup", "noise": "ERM + the same noise", "ellip
 
 def arcs(n: int, half_width: float, generator: torch.Generator) -> Tensor:
     """Draw points of the inner and outer arc of a band."""
-    which, angle = uniforms(2, n, generator)
+    which, angle = toy.uniforms(2, n, generator)
     is_outer = which < (1 + half_width) / 2
-    return polar(1 + half_width * (2 * is_outer.double() - 1), math.pi * angle)
+    return toy.polar(1 + half_width * (2 * is_outer.double() - 1), math.pi * angle)
 
 
 def band(n: int, half_width: float, generator: torch.Generator) -> Tensor:
     """Draw points of a band."""
-    angle, area = uniforms(2, n, generator)
-    return polar(((1 - half_width) ** 2 + 4 * half_width * area).sqrt(), math.pi * angle)
+    angle, area = toy.uniforms(2, n, generator)
+    return toy.polar(((1 - half_width) ** 2 + 4 * half_width * area).sqrt(), math.pi * angle)
 
 
 def outer_arc(n: int, first: float, generator: torch.Generator) -> Tensor:
     """Draw points of the outer arc of the band of half width 0.2, from an angle in half turns on."""
-    (u,) = uniforms(1, n, generator)
-    return polar(torch.full_like(u, 1.2), math.pi * (first + (1 - first) * u))
+    (u,) = toy.uniforms(1, n, generator)
+    return toy.polar(torch.full_like(u, 1.2), math.pi * (first + (1 - first) * u))
 
 
 def around(n: int, law: tuple[float, float, float], generator: torch.Generator) -> Tensor:
     """Draw normal points around the half circle: deviation, least and largest quantile of their distance."""
-    angle, u, turn = uniforms(3, n, generator)
+    angle, u, turn = toy.uniforms(3, n, generator)
     deviation, least, most = law
     distance = deviation * (-2 * torch.log1p(-(least + (most - least) * u))).sqrt()
-    return polar(torch.ones_like(angle), math.pi * angle) + polar(distance, 2 * math.pi * turn)
+    return toy.polar(torch.ones_like(angle), math.pi * angle) + toy.polar(distance, 2 * math.pi * turn)
 
 
 #: Where the line from the right end of the lower moon, (2.2, 0.5), touches the outer arc, in half turns.
 HULL_BEGINS = (math.atan2(0.5, 2.2) + math.acos(1.2 / math.hypot(2.2, 0.5))) / math.pi
 
-#: Boundary and interior of a moon, and how to draw them: two functions with the second argument of each.
-REGIONS: dict[str, tuple[str, Callable[..., Tensor], Any, Callable[..., Tensor], Any]] = {
-    "tube": (
-        "outline of a tube of radius 0.2 around the half circle; the tube",
-        *(sample_outline, 0.2, sample_tube, 0.2),
-    ),
-    "thin-tube": ("the same with radius 0.1", sample_outline, 0.1, sample_tube, 0.1),
-    "band": ("inner and outer arc of a band of half width 0.2, ends open; the band", arcs, 0.2, band, 0.2),
-    "thin-band": ("the same with half width 0.1", arcs, 0.1, band, 0.1),
-    "outer-arc": ("outer arc of that band alone; the band of half width 0.2", outer_arc, 0.0, band, 0.2),
-    "hull": (
-        "the part of that arc on the convex hull of both moons; the band",
-        *(outer_arc, HULL_BEGINS, band, 0.2),
-    ),
-    "curve": (
-        "the half circle itself; points around it, deviation 0.1",
-        *(around, (0.0, 0.0, 0.0), around, (0.1, 0.0, 1.0)),
-    ),
-    "shell": (
-        "outermost tenth of points around the half circle, deviation 0.1; the other nine tenths",
-        *(around, (0.1, 0.9, 1.0), around, (0.1, 0.0, 0.9)),
-    ),
-    "wide-shell": ("the same with deviation 0.2", around, (0.2, 0.9, 1.0), around, (0.2, 0.0, 0.9)),
+#: Functions that draw boundary and interior of a moon, each with its second argument.
+REGIONS: dict[str, tuple[Callable[..., Tensor], Any, Callable[..., Tensor], Any]] = {
+    "tube": (toy.sample_outline, 0.2, toy.sample_tube, 0.2),
+    "thin-tube": (toy.sample_outline, 0.1, toy.sample_tube, 0.1),
+    "band": (arcs, 0.2, band, 0.2),
+    "thin-band": (arcs, 0.1, band, 0.1),
+    "outer-arc": (outer_arc, 0.0, band, 0.2),
+    "hull": (outer_arc, HULL_BEGINS, band, 0.2),
+    "curve": (around, (0.0, 0.0, 0.0), around, (0.1, 0.0, 1.0)),
+    "shell": (around, (0.1, 0.9, 1.0), around, (0.1, 0.0, 0.9)),
+    "wide-shell": (around, (0.2, 0.9, 1.0), around, (0.2, 0.0, 0.9)),
 }
-#: Changes on half discs.
-CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "by-distance": (
-        "half discs; partners with probability 1 / distance, as in Algorithm 1, and sigma 0.05",
-        {"sigma": 0.05},
-    ),
-    "two-hidden": ("half discs; two hidden layers of four units", {"hidden": (4, 4)}),
-    "relu": ("half discs; ReLU in the place of tanh", {"activation": "relu"}),
-    "short": ("half discs; a tenth of the steps", {"n_steps": 100}),
+#: Changes on half discs; the first one also draws partners by distance.
+CHANGES: dict[str, dict[str, Any]] = {
+    **{"by-distance": {"sigma": 0.05}, "two-hidden": {"hidden": (4, 4)}},
+    **{"relu": {"activation": "relu"}, "short": {"n_steps": 100}},
 }
+#: Boundary and interior, or what is changed.
 VARIANTS = {
     "half-disc": "half circle and its chord; the half disc",
-    **{name: region[0] for name, region in REGIONS.items()},
-    **{name: change[0] for name, change in CHANGES.items()},
+    "tube": "outline of a tube of radius 0.2 around the half circle; the tube",
+    "thin-tube": "the same with radius 0.1",
+    "band": "inner and outer arc of a band of half width 0.2, ends open; the band",
+    "thin-band": "the same with half width 0.1",
+    "outer-arc": "outer arc of that band alone; the band of half width 0.2",
+    "hull": "the part of that arc on the convex hull of both moons; the band",
+    "curve": "the half circle itself; points around it, deviation 0.1",
+    "shell": "outermost tenth of points around the half circle, deviation 0.1; the other nine tenths",
+    "wide-shell": "the same with deviation 0.2",
+    "by-distance": "half discs; partners with probability 1 / distance, as in Algorithm 1, and sigma 0.05",
+    "two-hidden": "half discs; two hidden layers of four units",
+    "relu": "half discs; ReLU in the place of tanh",
+    "short": "half discs; a tenth of the steps",
 }
 
 
-def draw(variant: str, seed: int, n: int) -> TwoMoons:
+def draw(variant: str, seed: int, n: int) -> toy.TwoMoons:
     """Draw the points of a variant and a seed, as the demo does."""
     generator = stream("two moons", seed, "data")
     if variant not in REGIONS:
-        return half_discs(n, n, generator=generator)
-    _, boundary, on, interior, inside = REGIONS[variant]
+        return toy.half_discs(n, n, generator=generator)
+    boundary, on, interior, inside = REGIONS[variant]
     points = (boundary(n, on, generator), interior(n, inside, generator))
-    return TwoMoons(*(part for each in points for part in alternate(each)))
+    return toy.TwoMoons(*(part for each in points for part in toy.alternate(each)))
 
 
 def near_partners(x: Tensor, group: int, generator: torch.Generator) -> Tensor:
@@ -126,7 +113,7 @@ def near_partners(x: Tensor, group: int, generator: torch.Generator) -> Tensor:
 
 def run_variant(variant: str) -> Record:
     """Train all methods on a variant; return what the table needs, seed by seed."""
-    settings = replace(Settings(), **CHANGES.get(variant, ("", {}))[1])
+    settings = replace(Settings(), **CHANGES.get(variant, {}))
     moons = [draw(variant, seed, settings.n_points) for seed in range(settings.n_seeds)]
     others = near_partners if variant == "by-distance" else random_partners
     ends = {"noise": lambda x, _group, _generator: torch.arange(len(x)), "elliptic": others}
