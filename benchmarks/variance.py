@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -17,9 +17,6 @@ from elliptica.core import bridge
 from elliptica.lab.models import mlp
 
 SIGMA, BATCH, FEATURES, DRAWS, REPEATS = 0.05, 64, 20, 400, 5
-FOLLOWING = "times that follow the cycle"
-#: A stochastic gradient.
-Gradient = Callable[[], Tensor]
 
 
 def problem(steps: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -45,50 +42,33 @@ def independent(n: int, device: torch.device, generator: torch.Generator | None,
     return torch.rand(n, device=device, generator=generator).mul_(scale)
 
 
-def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Gradient]:
-    """Gradients at equal cost of a network on a batch, or on a batch drawn anew if it gets all the data."""
+def variance_ratio(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Times that follow the cycle against independent ones, on a batch, drawn anew if there are more rows."""
 
-    def of(**settings: Any) -> Gradient:
+    def variance(**settings: Any) -> float:
+        """Trace of the covariance of the stochastic gradient."""
         objective = Elliptic(model, nn.MSELoss(), sigma=SIGMA, sigma_y=0.0, **settings)
-
-        def gradient() -> Tensor:
+        draws = []
+        for _ in range(DRAWS):
             rows = torch.randperm(len(x))[:BATCH]
             parts = torch.autograd.grad(objective(x[rows], y[rows]), list(model.parameters()))
-            return torch.cat([part.flatten() for part in parts])
+            draws.append(torch.cat([part.flatten() for part in parts]))
+        return float(torch.stack(draws).var(0).sum())
 
-        return gradient
-
-    def with_independent_times() -> Tensor:
-        with mock.patch.object(bridge, "stratified", independent):
-            return strata()
-
-    strata = of(pairing=other_pairs)
-    return {
-        FOLLOWING: of(),
-        "independent times": with_independent_times,
-        "ten points of marginal bridges": of(n_bridges=10),
-        "two paths of five points": of(sampling="path", n_bridges=2),
-    }
+    with mock.patch.object(bridge, "stratified", independent):
+        others = variance(pairing=other_pairs)
+    return variance() / others
 
 
 def measure() -> Iterator[Measurement]:
-    """Given the batch, and with batches drawn as in training, whose own variance is the same for all.
+    """Given the batch, and with batches drawn as in training, whose own variance is the same for both.
 
     Times that follow the cycle hold the weight of each row, so they help while gradients at the data are
     large. After 300 steps the network fits its data, and only points between them have a gradient.
     """
-    for steps, most in ((0, 0.7), (30, 0.7), (300, math.inf)):
+    for steps, budget in ((0, 0.7), (30, 0.7), (300, math.inf)):
         model, x, y = problem(steps)
-        cases = [(FOLLOWING, "independent times", most)]
-        cases += [("ten points of marginal bridges", "two paths of five points", 0.9)] if steps == 300 else []
-        for n_rows, note in ((BATCH, "given the batch"), (len(x), "in total")):
-            of = gradients(model, x[:n_rows], y[:n_rows])
-            for ours, theirs, budget in cases:
-                values = [_variance(of[ours]) / _variance(of[theirs]) for _ in range(REPEATS)]
-                what = f"gradient variance, {ours}, {note}, after {steps} steps of training"
-                yield Measurement.of(what, theirs, values, budget if n_rows == BATCH else math.inf)
-
-
-def _variance(gradient: Gradient) -> float:
-    """Trace of the covariance of a stochastic gradient."""
-    return float(torch.stack([gradient() for _ in range(DRAWS)]).var(0).sum())
+        for n_rows, note, most in ((BATCH, "given the batch", budget), (len(x), "in total", math.inf)):
+            ratios = [variance_ratio(model, x[:n_rows], y[:n_rows]) for _ in range(REPEATS)]
+            what = f"gradient variance, times that follow the cycle, {note}, after {steps} steps of training"
+            yield Measurement.of(what, "independent times", ratios, most)

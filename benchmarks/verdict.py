@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 from scipy.special import softmax
+from sklearn.linear_model import Ridge
 
 from benchmarks.timing import fill
 from elliptica._utils.statistics import bonferroni, student_quantile
@@ -163,14 +164,11 @@ def fit(learner: Learner, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
             return np.maximum(x @ weights + offset, 0)
         return x if learner.features == "linear" else np.concatenate([x, x**2], axis=1)
 
-    seen = features(x)
-    mean, level = seen.mean(0), y.mean(0)
-    seen = seen - mean
-    solved = np.linalg.solve(seen.T @ seen + np.eye(seen.shape[1]), seen.T @ (y - level))
+    model = Ridge().fit(features(x), y)
 
     def predict(x: np.ndarray, signal: np.ndarray) -> np.ndarray:
         """Numbers, or probabilities of three classes."""
-        out = (features(x) - mean) @ solved + level
+        out = model.predict(features(x))
         if out.ndim == 1:
             return (1 - learner.truth) * out + learner.truth * signal
         return softmax(4 * out, axis=1)

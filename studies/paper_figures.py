@@ -20,8 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from matplotlib.patheffects import withStroke
-from scipy import sparse
-from scipy.sparse.linalg import spsolve
+from scipy.sparse.linalg import LaplacianNd, spsolve
 
 from common import ROOT
 from elliptica import sample_bridge
@@ -65,16 +64,9 @@ def solve_on_grid(size: int = 216) -> np.ndarray[Any, Any]:
     distance = np.linalg.norm(places - np.array(POINTS), axis=2)
     free = distance.min(1) > RADIUS
     u = np.where(free, 0.0, np.array(LOSSES)[distance.argmin(1)])
-    along, across = (_path_laplacian(n) for n in (size, rows))
-    laplacian = sparse.csr_array(sparse.kron(sparse.eye(rows), along) + sparse.kron(across, sparse.eye(size)))
+    laplacian = LaplacianNd((rows, size), boundary_conditions="neumann", dtype=float).tosparse().tocsr()
     u[free] = spsolve(laplacian[free][:, free].tocsc(), -(laplacian @ u)[free])
     return u.reshape(rows, size)
-
-
-def _path_laplacian(n: int) -> Any:
-    diagonal = np.full(n, 2.0)
-    diagonal[[0, -1]] = 1.0  # nothing beyond a wall
-    return sparse.diags([diagonal, np.full(n - 1, -1.0), np.full(n - 1, -1.0)], [0, 1, -1])
 
 
 def draw_expected_loss() -> Figure:

@@ -121,15 +121,13 @@ def render(choice: Choice, part: tables.Part) -> str:
     paper_seeds = PAPER_SEEDS.get(found.name, DEFAULT_PAPER_SEEDS)
     several = len({dataset for dataset, _ in found.heads}) > 1
 
-    def title(head: tuple[str, str]) -> str:
-        return " ".join(head) if several else head[1]
-
     def mark(cell: tables.Cell) -> str:
         if cell.paper is None or not cell.paper[1] or len(cell.values) < 2 or not cell.std:
             return ""
         return f" {AGREES if agrees(cell, paper_seeds) else DIFFERS}"
 
-    lines = tables.markdown_lines(tables.grid(found, tables.markdown_text, title=title, agreement=mark))
+    names = {"title": lambda head: " ".join(head) if several else head[1], "agreement": mark}
+    lines = tables.markdown_lines(tables.grid(found, tables.markdown_text, **names))
     notes = [note for note in found.notes if note not in (tables.RULE, tables.SPREAD, tables.OLD)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
