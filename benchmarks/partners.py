@@ -23,8 +23,7 @@ from elliptica import PartnerIndex
 from elliptica.lab.models import preact_resnet
 
 BATCH, INTRINSIC, CLUSTERS = 256, 8, 50
-POWERS = (1.0, 4.0)
-ROUNDS = 5
+POWERS, ROUNDS = (1.0, 4.0), 5
 _time = partial(timing.seconds, clock=time.process_time)
 
 
@@ -56,7 +55,10 @@ def measure() -> Iterator[Measurement]:
             index = PartnerIndex.build(x, **options, generator=_seeded())
             build = time.process_time() - begin
             size = f"{n:,} x {d}".replace(",", " ")
-            yield _size(f"bytes of a partner index, {size}, k = 32", index, build)
+            detail = f"built in {build:.3g} s of processor time, recall {index.recall:.3f}"
+            detail = f"{index.nbytes / 1e9:.3g} GB, {detail}; dense {4.0 * n * n / 1e9:.3g} GB"
+            what, against = f"bytes of a partner index, {size}, k = 32", "2 GB per million rows of 128"
+            yield Measurement.of(what, against, [index.nbytes / (2e9 * n * d / 128e6)], 1.0, detail)
             yield from _draws(size, index, step)
             if d == 128:
                 builds.append(build)
@@ -67,15 +69,6 @@ def measure() -> Iterator[Measurement]:
         name = f"{what} a partner index: exponent of n, 1e4 to 1e6 rows of 128"
         detail = ", ".join(f"{t:.3g} s" for t in times)
         yield Measurement.of(name, "the dense table's exponent, 2, would be", [slope], budget, detail)
-
-
-def _size(what: str, index: PartnerIndex, build: float) -> Measurement:
-    """Against two gigabytes for a million rows of 128; others in proportion to their points."""
-    n, d = index.shape
-    built = f"built in {build:.3g} s of processor time, recall {index.recall:.3f}"
-    detail = f"{index.nbytes / 1e9:.3g} GB, {built}; dense {4.0 * n * n / 1e9:.3g} GB"
-    share = index.nbytes / (2e9 * n * d / 128e6)
-    return Measurement.of(what, "2 GB per million rows of 128", [share], 1.0, detail)
 
 
 def _draws(size: str, index: PartnerIndex, step: Callable[[], None]) -> Iterator[Measurement]:

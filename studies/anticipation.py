@@ -118,21 +118,17 @@ def split(data: Data, shift: str, seed: int) -> tuple[Data, Data]:
     signs = torch.randint(2, (dim,), generator=generator).double() * 2 - 1
     n = min(N_TRAIN, int(KEPT * len(order)))
     train, test = order[:n], order[n:]
+    scale = lambda x: torch.where(x.std(0) > 0, x.std(0), 1.0)  # noqa: E731
     if shift == "extrapolation":
-        along = (data.x / _scale(data.x)) @ direction
+        along = (data.x / scale(data.x)) @ direction
         before = along[order] <= along.quantile(KEPT)
         train, test = order[before][:N_TRAIN], order[~before]
     (x, y), (at, target) = ((data.x[rows], data.y[rows]) for rows in (train, test[:N_TEST]))
-    at, x = (at - x.mean(0)) / _scale(x), (x - x.mean(0)) / _scale(x)
+    at, x = (at - x.mean(0)) / scale(x), (x - x.mean(0)) / scale(x)
     if y.is_floating_point():
         target, y = (target - y.mean(0)) / y.std(0), (y - y.mean(0)) / y.std(0)
     at = {"mean": at + OFFSET * signs, "scale": FACTOR * at}.get(shift, at)
     return Data(x, y), Data(at, target)
-
-
-def _scale(x: Tensor) -> Tensor:
-    """Deviation of each feature, 1 for constant ones."""
-    return torch.where(x.std(0) > 0, x.std(0), 1.0)
 
 
 def train_network(data: Data, n_outputs: int, seed: int) -> nn.Module:

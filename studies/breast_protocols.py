@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from math import ceil, floor, isqrt
 from typing import get_args
 
@@ -42,14 +43,12 @@ PRINTED = [
 ]
 #: Repetitions in the paper, and here.
 SEEDS = 10
-#: Half of the last printed digit, down and up.
-HALF = (Fraction(-1, 20), Fraction(1, 20))
 
 
 def everything() -> Found:
     """Records by data set and row."""
-    cells = ((dataset, row) for dataset in NOISES for row in METHODS)
-    return {(d, row): read_records(RECORDS, Choice("table6", [d], [row]).runs(RECORDS)) for d, row in cells}
+    cells = {(d, row): Choice("table6", [d], [row]).runs(RECORDS) for d, row in product(NOISES, METHODS)}
+    return {cell: read_records(RECORDS, runs) for cell, runs in cells.items()}
 
 
 def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
@@ -60,9 +59,9 @@ def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
 
 def protocols() -> Iterator[tuple[str, str, Epoch]]:
     """Data set, part and epoch; the epoch chosen on validation is the best one there."""
-    for dataset in NOISES:
-        for part in PARTS:
-            yield from ((dataset, part, e) for e in get_args(Epoch) if (part, e) != ("validation", "best"))
+    for protocol in product(NOISES, PARTS, get_args(Epoch)):
+        if protocol[1:] != ("validation", "best"):
+            yield protocol
 
 
 def score(records: list[Record], part: str, epoch: Epoch, column: str) -> list[float]:
@@ -138,10 +137,10 @@ def digits() -> str:
     """The printed pairs of the paper, and what they fit."""
     rows = []
     for name, row in PRINTED:
-        parts = [("worst", 21, 42), ("average", 78, 156)]
-        values = [(paper(name, row)[column], *sizes) for column, *sizes in parts]
-        cells = [[_text(value), *(_verdict(value, n) for n in sizes)] for value, *sizes in values]
-        rows.append([name.replace("table", "Table "), row, *cells[0], *cells[1]])
+        worst, average = (paper(name, row)[column] for column in ("worst", "average"))
+        cells = [_text(worst), _verdict(worst, 21), _verdict(worst, 42)]
+        cells += [_text(average), _verdict(average, 78), _verdict(average, 156)]
+        rows.append([name.replace("table", "Table "), row, *cells])
     head = ["paper", "row", "worst", "on 21", "on 42", "average", "on 78", "on 156"]
     return "\n".join(table(head, rows, "llrllrll"))
 
@@ -164,7 +163,7 @@ def fits(mean: float, std: float, seeds: int, rows: int, divisor: int) -> bool:
     the variance) round to the printed values; at the edge both roundings of a half count.
     """
     (low, high), (least, most) = (
-        [max(Fraction(f"{printed:.1f}") + edge, Fraction(0)) * rows / 100 for edge in HALF]
+        [max(Fraction(f"{printed:.1f}") + Fraction(half, 20), Fraction(0)) * rows / 100 for half in (-1, 1)]
         for printed in (mean, std)
     )
     for total in range(ceil(low * seeds), min(floor(high * seeds), seeds * rows) + 1):

@@ -116,16 +116,14 @@ def train(method: str, x: Tensor, y: Tensor, seed: int, n_steps: int = STEPS) ->
 def moons(seed: int, method: str) -> Record:
     """Train and measure a method on two moons."""
     problem = load_two_moons(seed)
-    probes = between(problem, seed)
     model, seen = train(method, problem.x, problem.y, seed)
     field = LossField(model, excess_cross_entropy, num_classes=2)
     at_data, at_test = field(problem.x, problem.y), field(problem.test_x, problem.test_y)
-    inside = elliptica.check_maximum_principle(at_data, field(*probes))
+    losses = field(*between(problem, seed))
+    inside = elliptica.check_maximum_principle(at_data, losses)
     return {
-        "data_mean": float(at_data.mean()),
-        "data_largest": inside.boundary_max,
-        "between_mean": float(field(*probes).mean()),
-        "between_largest": inside.interior_max,
+        **{"data_mean": float(at_data.mean()), "data_largest": inside.boundary_max},
+        **{"between_mean": float(losses.mean()), "between_largest": inside.interior_max},
         "between_above": inside.share_above,
         "test_above": elliptica.check_maximum_principle(at_data, at_test).share_above,
         "accuracy": accuracy(model, problem.test_x, problem.test_y),

@@ -19,7 +19,6 @@ from common import ROOT
 from elliptica.landscape.loss import excess_cross_entropy
 from loss_landscape import load_two_moons, train
 
-IMAGES = ROOT / "docs" / "images"
 INK, MUTED, BLUE, ORANGE, GREEN, BAND = "#22252e", "#6a6f7d", "#1f5fbf", "#f08a24", "#2a8f5b", "#dbe6f7"
 COLOURS, NAMES = {"erm": MUTED, "mixup": GREEN, "elliptic": BLUE}, {"erm": "ERM"}
 STYLE = {
@@ -159,4 +158,4 @@ if __name__ == "__main__":
     pictures = {"bridge": draw_bridge, "label_bridge": draw_labels, "loss_along_bridges": draw_loss}
     with mpl.rc_context(STYLE):
         for name, draw in pictures.items():
-            draw().savefig(IMAGES / f"{name}.png", dpi=120)
+            draw().savefig(ROOT / "docs" / "images" / f"{name}.png", dpi=120)

@@ -154,10 +154,8 @@ def not_run() -> str:
         for dataset, spec in specification.datasets.items():
             rows = [row for row in spec.paper if "elliptic" in row] or list(spec.paper)
             for row in rows if dataset not in recorded else []:
-                cells = {
-                    c: f"{v.mean:g}" + (f" ± {v.std:g}" if v.std else "") for c, v in spec.paper[row].items()
-                }
-                values = ", ".join(f"{column} {value}" for column, value in cells.items())
+                cells = spec.paper[row].items()
+                values = ", ".join(f"{c} {v.mean:g}" + (f" ± {v.std:g}" if v.std else "") for c, v in cells)
                 lines.append([specification.paper, dataset, row, values, reason])
     return "\n".join(table(["table", "data", "row", "paper", "because"], lines, "lllll"))
 
@@ -177,10 +175,7 @@ def two_moons() -> str:
 
 def page() -> str:
     """The page with its tables made anew from the records."""
-    blocks = {
-        mark: render(choice, "validation" if mark.endswith("-validation") else "test")
-        for mark, choice in SHOWN.items()
-    }
+    blocks = {mark: render(c, "validation" if "validation" in mark else "test") for mark, c in SHOWN.items()}
     blocks |= {mark: quote(*where) for mark, where in QUOTED.items()}
     others = ["erm", "erm as ada", "erm as foma", "c-mixup", *PARTS[2:]]
     gaps = paired_gaps("airfoil-scaled", HIDDEN, others)
