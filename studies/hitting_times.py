@@ -222,7 +222,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"tables": "\n".join([*lines, *table(["test accuracy", *dims], scores)])}
 
 
-STUDY = Study("hitting_times", blocks)
+STUDY = Study("hitting_times", blocks, ("part", "method", "region", "starts", "dim", "seed"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

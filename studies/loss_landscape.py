@@ -240,7 +240,7 @@ def draw(n: int = 40) -> None:
     plt.close(figure)
 
 
-STUDY = Study("loss_landscape", blocks)
+STUDY = Study("loss_landscape", blocks, ("problem", "seed", "method"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run, draw)

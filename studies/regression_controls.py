@@ -1,10 +1,6 @@
 """Study: what do simple controls give on SkillCraft and Crime (paper: Table 5)?
 
-Trains ordinary networks, C-Mixup, elliptic training with the paper's and with Green's noise, noise without
-any bridge, and networks on the log of the target. Measures each with and without clipping predictions to the
-range of the training targets, beside ensembles of nine, boosted trees and ridge regression. Loaders, network,
-schedule and the choice of the epoch are those of Table 5. Ten seeds, trained side by side. Needs
-ELLIPTICA_DATA::
+Loaders, network, schedule and the choice of the epoch are those of Table 5. Needs ELLIPTICA_DATA::
 
     python studies/regression_controls.py run      # what is not recorded yet (twenty minutes), then the page
     python studies/regression_controls.py table    # the page from the records
@@ -12,7 +8,6 @@ ELLIPTICA_DATA::
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
@@ -22,27 +17,26 @@ import numpy as np
 import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
-from torch import Tensor
+from torch import Tensor, nn
 
 import elliptica
 import green_bridge
-from common import Record, Study, paired_p, rounded, spread, table
+from common import Record, Study, Values, paired_p, rounded, spread, table
 from elliptica.baselines import InputNoise
-from elliptica.lab.data import Dataset
+from elliptica.lab.data import Dataset, Split
 from elliptica.lab.experiments.records import versions
-from green_bridge import Loss, Stack
+from elliptica.report.scores import reduce_by
+from green_bridge import SEEDS, Build, Stack
 
 #: As in Table 5. Elliptic training takes one point of each bridge, with partners by distance from all rows.
 TASKS = {
     "skillcraft": green_bridge.TASKS["skillcraft"],
-    "crime": dataclasses.replace(green_bridge.TASKS["crime"], epochs=100),
+    "crime": green_bridge.TASKS["crime"]._replace(epochs=100),
 }
 #: Added before the logarithm: latencies are positive; rates of crime are hundredths and may be 0.
 SHIFT = {"skillcraft": 0.0, "crime": 0.01}
-N_SEEDS = 10
 #: How far the range of the training targets is widened, as a share of it.
 MARGINS = (0.0, 0.05, 0.1, 0.25)
-ENSEMBLE = "erm, ensemble of 9"
 _ELLIPTIC = {"name": "elliptic", "power": "1"}
 _GREEN = {**_ELLIPTIC, "noise": "green 1", "label_noise": False}
 #: Settings of `green_bridge.objective`; noise without bridges is made here.
@@ -56,207 +50,143 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "erm, log target": {"name": "erm", "log": True},
     "green, log target": {**_GREEN, "log": True},
 }
+ENSEMBLE, TREES = "erm, ensemble of 9", "boosted trees"
 #: In the order of the tables.
-ORDER = (*NETWORKS, ENSEMBLE, "boosted trees", "ridge")
+ORDER = (*NETWORKS, ENSEMBLE, TREES, "ridge")
 
 
-def noise_objective(runs: Stack, law: str, noise: torch.Generator) -> tuple[Loss, float]:
-    """Noise without any bridge, and its deviation.
+class LogStack(Stack):
+    """Networks that learn ``log(y + shift)``."""
+
+    shift: float
+
+    def predict(self, parts: list[Split]) -> Tensor:
+        """Predictions in the original units."""
+        return super().predict(parts).exp() - self.shift
+
+
+def noise_objective(runs: Stack, law: str) -> tuple[nn.Module, Build | None]:
+    """Noise without any bridge.
 
     ``"green"``: the noise of Green's bridge to a partner by distance, at a uniform time; ``"normal"``: normal
     noise of the same variance, the mean over pairs and times.
     """
-    x, y, k = runs.x, runs.y, len(runs.seeds)
 
-    def build(split: Any) -> elliptica.PartnerTable:
+    def build(split: Split) -> elliptica.PartnerTable:
         return elliptica.PartnerTable(split.x, power=1.0)
 
-    partners, draws, green = runs.tables(build), torch.Generator().manual_seed(0), elliptica.Green()
-    everywhere = (torch.arange(runs.train[0].n_rows) + runs.first[:, None]).flatten()
-    ends = [x[partners(everywhere, draws)] for _ in range(10)]
-    std = torch.cat([green(x[everywhere], end, generator=draws) for end in ends])
+    if law == "green":
+        return InputNoise(runs.model, runs.loss, sigma="green", law="bridge"), build
+    partners, draws, green = runs.partners(build), torch.Generator().manual_seed(0), elliptica.Green()
+    everywhere = (torch.arange(runs.train[0].n_rows) + runs.first).flatten()
+    ends = [runs.x[partners(everywhere, draws)] for _ in range(10)]
+    std = torch.cat([green(runs.x[everywhere], end, generator=draws) for end in ends])
     deviation = math.sqrt(float(std.double().square().mean()) / 6)  # s (1 - s) is a sixth on average
-    if law == "normal":
-        plain = InputNoise(runs.model, runs.loss, sigma=deviation)
-        return lambda index: k * plain(x[index], y[index], generator=noise), deviation
-    module = InputNoise(runs.model, runs.loss, sigma="green", law="bridge")
-    return runs.with_partners(build, module, noise, k), deviation
+    return InputNoise(runs.model, runs.loss, sigma=deviation), None
 
 
-def train(dataset: str, method: dict[str, Any], seeds: list[int]) -> dict[str, Any]:
+def train(dataset: str, row: str, seeds: list[int]) -> Tensor:
     """Train networks side by side; predict the test rows at the epoch of the lowest validation RMSE."""
-    shift, has_log = SHIFT[dataset], method.get("log", False)
-    runs = Stack(TASKS[dataset], method, seeds)
-    noise = torch.Generator().manual_seed(1_000_003 + seeds[0])
-    if has_log:
-        runs.y = (runs.y + shift).log()
-    details: dict[str, Any] = {}
-    if method["name"] == "noise":
-        loss, details["deviation"] = noise_objective(runs, method["law"], noise)
-    else:
-        loss, _ = green_bridge.objective(runs, method, noise)
-    data, k = runs.data[0], len(seeds)
-    best, epochs = torch.full((k,), math.inf, dtype=torch.float64), torch.zeros(k, dtype=torch.int64)
-    predictions = torch.zeros(k, data.test.n_rows, dtype=torch.float64)
-
-    def predict(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            output = runs.model(x.repeat(k, 1)).view(k, len(x)).double()
-        return output.exp() - shift if has_log else output
-
-    def look(epoch: int) -> None:
-        error = (predict(data.validation.x) - data.validation.y.flatten()).square().mean(1).sqrt()
-        better = error <= best
-        if bool(better.any()):
-            best[better], epochs[better] = error[better], epoch
-            predictions[better] = predict(data.test.x)[better]
-
-    runs.fit(loss, look)
-    return {"predictions": predictions, "validation": best.tolist(), "epoch": epochs.tolist(), **details}
+    method = NETWORKS[row]
+    runs = (LogStack if "log" in method else Stack)(TASKS[dataset], seeds)
+    if isinstance(runs, LogStack):
+        runs.shift = SHIFT[dataset]
+        runs.y = (runs.y + runs.shift).log()
+    is_noise = method["name"] == "noise"
+    objective = noise_objective(runs, method["law"]) if is_noise else green_bridge.objective(runs, method)
+    return runs.fit(*objective).output[..., 0]
 
 
-def measure(predictions: Tensor, data: Dataset) -> Record:
-    """Errors with and without clipping, how often predictions leave the range, and what one row carries."""
-    y, group = data.test.y.flatten().double(), data.test.group
+def measure(members: Tensor, data: Dataset) -> Record:
+    """Errors with and without clipping, how often predictions leave the range, and what one row carries.
+
+    Predictions are means of those of the members, which are clipped before, as `EllipticRegressor` does.
+    """
+    y, group, predictions = data.test.y.flatten().double(), data.test.group, members.mean(0)
     assert group is not None
     low, high = float(data.train.y.min()), float(data.train.y.max())
-    found: Record = {"plain": _errors(predictions, y, group)}
+    record: Record = {"plain": _errors(predictions, y, group)}
     for margin in MARGINS:
         extra = margin * (high - low)
-        found[f"clipped {margin:g}"] = _errors(predictions.clamp(low - extra, high + extra), y, group)
-    inside = (predictions - y).square()[group == found["plain"]["group"]]
-    found["outside"] = float(((predictions < low) | (predictions > high)).double().mean())
-    return rounded({**found, "largest_row": float(inside.max() / inside.sum())}, 6)
+        record[f"clipped {margin:g}"] = _errors(members.clamp(low - extra, high + extra).mean(0), y, group)
+    inside = (predictions - y).square()[group == record["plain"]["group"]]
+    record["outside"] = float(((predictions < low) | (predictions > high)).double().mean())
+    return rounded({**record, "largest_row": float(inside.max() / inside.sum())}, 6)
 
 
 def _errors(predictions: Tensor, y: Tensor, group: Tensor) -> Record:
     squares = (predictions - y).square()
-    by_group = {int(g): float(squares[group == g].mean().sqrt()) for g in group.unique()}
+    by_group = reduce_by(squares, group, lambda values: float(values.mean().sqrt()))
     worst = max(by_group, key=lambda g: by_group[g])
-    return {"average": float(squares.mean().sqrt()), "worst": by_group[worst], "group": worst}
+    return {"average": float(squares.mean().sqrt()), "worst": by_group[worst], "group": int(worst)}
 
 
-def networks(dataset: str, row: str) -> Iterator[Record]:
-    """Measurements of each seed of a row."""
-    method, data, seeds = NETWORKS[row], TASKS[dataset].load(0), list(range(N_SEEDS))
-    # in a hidden layer C-Mixup joins rows and partners, which networks side by side would mistake for rows
-    is_alone = method["name"] == "c-mixup" and TASKS[dataset].manifold is not None
-    for group in [[seed] for seed in seeds] if is_alone else [seeds]:
-        found = train(dataset, method, group)
-        predictions = found.pop("predictions")
-        for i in range(len(group)):
-            details = {key: value[i] if isinstance(value, list) else value for key, value in found.items()}
-            yield {**details, **measure(predictions[i], data)}
+def predict(dataset: str, row: str, data: Dataset) -> Iterator[Tensor]:
+    """Predictions of the members of each seed: one of most rows, nine others of an ensemble.
 
-
-def ensembles(dataset: str) -> Iterator[Record]:
-    """Means of ordinary networks of all seeds but one, so that ensembles overlap; clipped before the mean."""
-    data = TASKS[dataset].load(0)
-    members = train(dataset, NETWORKS["erm"], list(range(N_SEEDS)))["predictions"]
-    low, high = float(data.train.y.min()), float(data.train.y.max())
-    for seed in range(N_SEEDS):
-        others = members[torch.arange(N_SEEDS) != seed]
-        clipped = measure(others.clamp(low, high).mean(0), data)  # as `EllipticRegressor` does
-        yield {**measure(others.mean(0), data), "clipped 0": clipped["plain"]}
-
-
-def others(dataset: str, row: str) -> Iterator[Record]:
-    """Boosted trees with scikit-learn's defaults; ridge regression, its penalty chosen on validation."""
-    data = TASKS[dataset].load(0)
-    kind = torch.float64 if row == "ridge" else torch.float32
-    x, held, test = (part.x.to(kind).numpy() for part in (data.train, data.validation, data.test))
-    y, wanted = (part.y.to(kind).numpy().ravel() for part in (data.train, data.validation))
-    if row == "boosted trees":  # hardly anything in them is random
-        for seed in range(N_SEEDS):
-            model = HistGradientBoostingRegressor(random_state=seed).fit(x, y)
-            yield measure(torch.from_numpy(model.predict(test)).double(), data)
-        return
-    models = [Ridge(alpha=alpha).fit(x, y) for alpha in np.logspace(-3, 3, 13).tolist()]
-    scores = [float(np.sqrt(np.mean((model.predict(held) - wanted) ** 2))) for model in models]
-    best = int(np.argmin(scores))
-    found = measure(torch.from_numpy(models[best].predict(test)), data)
-    yield {"alpha": models[best].alpha, "validation": scores[best], **found}
+    Boosted trees have scikit-learn's defaults; the penalty of ridge regression is chosen on validation.
+    """
+    if row in NETWORKS:
+        # in a hidden layer C-Mixup joins rows and partners: networks side by side would take them for rows
+        is_alone = row == "c-mixup" and TASKS[dataset].manifold is not None
+        for seeds in [[seed] for seed in SEEDS] if is_alone else [SEEDS]:
+            yield from train(dataset, row, seeds)[:, None]
+    elif row == ENSEMBLE:  # of all seeds but one, so that ensembles overlap
+        networks = train(dataset, "erm", SEEDS)
+        yield from (networks[torch.arange(len(SEEDS)) != seed] for seed in SEEDS)
+    else:
+        x, held, test = (part.x.double().numpy() for part in (data.train, data.validation, data.test))
+        y, wanted = (part.y.double().numpy().ravel() for part in (data.train, data.validation))
+        if row == TREES:  # hardly anything in them is random
+            models = [HistGradientBoostingRegressor(random_state=seed).fit(x, y) for seed in SEEDS]
+        else:
+            models = [Ridge(alpha=alpha).fit(x, y) for alpha in np.logspace(-3, 3, 13).tolist()]
+            models = [min(models, key=lambda model: np.mean((model.predict(held) - wanted) ** 2))]
+        yield from (torch.from_numpy(model.predict(test))[None].double() for model in models)
 
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Do what is not recorded yet, row by row."""
-    done = {(r["dataset"], r["row"]) for r in records}
-    for dataset in TASKS:
-        for row in (row for row in ORDER if (dataset, row) not in done):
-            measured = networks(dataset, row) if row in NETWORKS else others(dataset, row)
-            about = {"dataset": dataset, "row": row, "versions": versions()}
-            values = enumerate(ensembles(dataset) if row == ENSEMBLE else measured)
-            yield [{**about, "seed": str(seed), "values": found} for seed, found in values]
+    for dataset, row in STUDY.missing(records, [(dataset, row) for dataset in TASKS for row in ORDER]):
+        data, about = TASKS[dataset].load(0), {"dataset": dataset, "row": row, "versions": versions()}
+        measured = enumerate(measure(members, data) for members in predict(dataset, row, data))
+        yield [{**about, "seed": str(seed), "values": values} for seed, values in measured]
 
 
-#: Measurements by row, in the order of seeds.
-Rows = dict[str, list[Record]]
-
-
-def by_row(records: list[Record], dataset: str) -> Rows:
-    """Records of a data set."""
-    found = sorted((r for r in records if r["dataset"] == dataset), key=lambda r: int(r["seed"]))
-    return {row: [r["values"] for r in found if r["row"] == row] for row in ORDER}
-
-
-def values(rows: Rows, row: str, variant: str, column: str) -> list[float]:
-    """One value for each seed."""
-    return [record[variant][column] for record in rows[row]]
-
-
-def show(found: list[float]) -> str:
-    """Mean and deviation."""
-    return spread(found, ".2f" if statistics.mean(found) > 1 else ".4f")
-
-
-def against(rows: Rows, row: str, variant: str, other: str, column: str) -> str:
-    """Mean difference to another row as it is, seed by seed, and p of a paired t test.
-
-    Ensembles overlap and trees have no randomness, so these have no p.
-    """
-    mine, theirs = values(rows, row, variant, column), values(rows, other, "plain", column)
-    if len(mine) != len(theirs) or len(gaps := [a - b for a, b in zip(mine, theirs, strict=True)]) < 2:
-        return "-"
-    if len(set(gaps)) < 2:
-        return "-"
-    gap = f"{statistics.mean(gaps):+.{2 if statistics.mean(theirs) > 1 else 4}f}"
-    return gap if row in (ENSEMBLE, "boosted trees") else f"{gap} (p = {paired_p(gaps):.1g})"
-
-
-def tables(dataset: str, rows: Rows) -> list[str]:
+def tables(dataset: str, values: Values) -> list[str]:
     """Every row with and without clipping; then how often predictions leave the range, and its luck."""
-    variants = ("plain", "clipped 0")
-    head = [
-        "",
-        "average",
-        "worst",
-        "average, clipped",
-        "worst, clipped",
-        "worst, against ERM",
-        "the same, clipped",
-    ]
-    plain = [
-        [row]
-        + [
-            show(values(rows, row, variant, column))
-            for variant in variants
-            for column in ("average", "worst")
-        ]
-        + [against(rows, row, variant, "erm", "worst") for variant in variants]
-        for row in rows
-    ]
+
+    def show(row: str, what: str) -> str:
+        errors = values(dataset, row, of=f"values.{what}")
+        return spread(errors, ".2f" if statistics.mean(errors) > 1 else ".4f")
+
+    def against(row: str, what: str, other: str = "erm") -> str:
+        """Mean difference to another row as it is, seed by seed, and p of a paired t test.
+
+        Ensembles overlap and trees have no randomness, so these have no p. Ridge regression has no seeds.
+        """
+        ours = values(dataset, row, of=f"values.{what}")
+        theirs = values(dataset, other, of=f"values.plain.{what.rpartition('.')[2]}")
+        gaps = [a - b for a, b in zip(ours, theirs, strict=False)]
+        if len(set(gaps)) < 2:
+            return "-"
+        gap = f"{statistics.mean(gaps):+.{2 if statistics.mean(theirs) > 1 else 4}f}"
+        return gap if row in (ENSEMBLE, TREES) else f"{gap} (p = {paired_p(gaps):.1g})"
+
+    head = ["", "average", "worst", "average, clipped", "worst, clipped"]
+    head += ["worst, against ERM", "the same, clipped"]
     wide = ["", "predictions outside, %", "largest row's share of the worst group's squared error, %"]
-    wide += ["worst, clipped", "widened by 5 %", "by 10 %", "by 25 %"]
-    ranges = []
-    for row, found in rows.items():
-        shares = [f"{100 * statistics.mean(r[key] for r in found):.0f}" for key in ("outside", "largest_row")]
-        margins = MARGINS[:1] if row == ENSEMBLE else MARGINS
-        cells = [show(values(rows, row, f"clipped {margin:g}", "worst")) for margin in margins]
-        ranges.append([row, *shares, *cells, *["-"] * (4 - len(cells))])
-    green = ("green", "plain", "noise as green")
-    gaps = "; ".join(f"{column} {against(rows, *green, column)}" for column in ("average", "worst"))
+    wide += ["worst, clipped to the range widened by 5 %", "by 10 %", "by 25 %"]
+    errors, ranges = [], []
+    for row in ORDER:
+        scores = [show(row, f"{v}.{c}") for v in ("plain", "clipped 0") for c in ("average", "worst")]
+        errors.append([row, *scores, *(against(row, f"{v}.worst") for v in ("plain", "clipped 0"))])
+        shares = (values(dataset, row, of=f"values.{name}") for name in ("outside", "largest_row"))
+        wider = ["-" if row == ENSEMBLE else show(row, f"clipped {m:g}.worst") for m in MARGINS[1:]]
+        ranges.append([row, *(f"{100 * statistics.mean(share):.0f}" for share in shares), *wider])
+    gaps = "; ".join(f"{c} {against('green', f'plain.{c}', 'noise as green')}" for c in ("average", "worst"))
     return [
-        *(f"### {dataset}", "", *table(head, plain), ""),
+        *(f"### {dataset}", "", *table(head, errors), ""),
         *(f"### {dataset}: the range", "", *table(wide, ranges), ""),
         *(f"Green's bridges against noise of the same law, seed by seed: {gaps}.", ""),
     ]
@@ -264,11 +194,12 @@ def tables(dataset: str, rows: Rows) -> list[str]:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All tables."""
-    lines = [line for dataset in TASKS for line in tables(dataset, by_row(records, dataset))]
+    values = Values(records, "dataset", "row")
+    lines = [line for dataset in TASKS for line in tables(dataset, values)]
     return {"tables": "\n".join(lines).rstrip()}
 
 
-STUDY = Study("regression_controls", blocks)
+STUDY = Study("regression_controls", blocks, ("dataset", "row"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

@@ -154,7 +154,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"tables": "\n".join(table(head, rows, "l" * len(head)))}
 
 
-STUDY = Study("two_moons", blocks)
+STUDY = Study("two_moons", blocks, ("variant",))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

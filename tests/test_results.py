@@ -5,6 +5,8 @@ import re
 import pytest
 
 import reproduction
+from elliptica.lab.experiments.choice import read_folder
+from record_cases import runs_of
 
 
 @pytest.mark.slow
@@ -14,6 +16,18 @@ def test_tables_follow_from_the_records():
     for unfinished in ("not recorded yet", "TODO"):
         assert unfinished not in text
     assert not re.search(r"^[A-Z]{4,}$", text, flags=re.MULTILINE), "a placeholder"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
+def test_make_results_has_the_command_of_every_record():
+    lines = (reproduction.ROOT / "Makefile").read_text(encoding="utf-8").replace("$(RUN)", "elliptica run")
+    for name, value in re.findall(r"^([A-Z]+) := (.*)$", lines, flags=re.MULTILINE):
+        lines = lines.replace(f"$({name})", value)
+    commands = re.findall(r"^\t(elliptica run .*)$", lines, flags=re.MULTILINE)
+    made = {(run.key, run.seed) for command in commands for run in runs_of(command, reproduction.RECORDS)}
+    records = read_folder(reproduction.RECORDS)
+    assert {r.run.label for r in records if (r.run.key, r.run.seed) not in made} == set()
 
 
 VERDICTS = r"(reproduced|reproduced under this protocol|not reproduced|not run here, because .+)"

@@ -1,8 +1,10 @@
 """Studies: their pages are what the committed records give, and what they measure is right."""
 
 import copy
+import functools
 import itertools
 import math
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
@@ -14,9 +16,11 @@ from torch import nn
 
 import anticipation
 import breast_protocols
+import common
 import regression_controls
 import uncertainty
 from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments.records import DRAWS, write_lines
 from elliptica.lab.experiments.specification import PaperValue
 
 NAMES = [
@@ -34,8 +38,25 @@ NAMES += ["regression_controls", "sampling_modes", "two_moons", "uncertainty"]
 def test_pages_follow_from_the_records(name):
     study = import_module(name)
     assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
-    if name != "compare_tables":  # flights are not recorded
-        assert next(study.run(study.STUDY.read()), None) is None
+    assert next(study.run(study.STUDY.read()), None) is None
+
+
+def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["study", "run"])
+    study = common.Study("toy", lambda records: {"sum": str(sum(r["value"] for r in records))}, ("seed",))
+    study.folder.mkdir(parents=True)
+    study.readme.write_text("<!-- sum: begin -->\n<!-- sum: end -->\n", encoding="utf-8")
+    write_lines(study.file, [{"seed": seed, "value": 1} for seed in (0, 1, 2)])
+
+    def run(records):
+        yield from ([{"seed": seed, "value": 10}] for (seed,) in study.missing(records, [(1,), (2,)]))
+
+    study.main("", run)
+    assert [(r["value"], r.get("draws")) for r in study.read()] == [(1, None), (10, DRAWS), (10, DRAWS)]
+    assert "1 of 3" in study.page()
+    assert "\n21\n" in study.page()
+    assert not list(study.missing(study.read(), [(1,), (2,)]))
 
 
 @pytest.mark.slow
@@ -61,7 +82,7 @@ def regression_data(test_y, group):
 def test_clipping_and_widening():
     """Targets at 10 and 30; predictions leave the range by 3 and 4, of a width of 20."""
     data = regression_data([10.0, 30.0], [1, 2])
-    found = regression_controls.measure(torch.tensor([7.0, 34.0], dtype=torch.float64), data)
+    found = regression_controls.measure(torch.tensor([[7.0, 34.0]], dtype=torch.float64), data)
     assert found["plain"] == {"average": pytest.approx(math.sqrt(12.5), rel=1e-5), "worst": 4.0, "group": 2}
     assert found["clipped 0"]["average"] == found["clipped 0"]["worst"] == 0
     assert found["clipped 0.05"]["worst"] == 1  # the range is 9 to 31
@@ -119,10 +140,10 @@ def test_bounds_of_printed_digits_count():
 
 def toy(n_classes=3, rows=60):
     """Overlapping blobs as images of 3 x 3 pixels."""
-    generator = torch.Generator().manual_seed(n_classes)
-    y = torch.arange(rows) % n_classes
-    parts = [uncertainty.Part(torch.randn(rows, 9, generator=generator) + y[:, None], y) for _ in range(3)]
-    return uncertainty.Problem(*parts, {"elsewhere": 5 * torch.randn(20, 9, generator=generator)}, (1, 3, 3))
+    generator, y = torch.Generator().manual_seed(n_classes), torch.arange(rows) % n_classes
+    x = torch.randn(3, rows, 1, 3, 3, generator=generator) + y[:, None, None, None]
+    elsewhere = {"elsewhere": 5 * torch.randn(20, 1, 3, 3, generator=generator)}
+    return uncertainty.Problem(*(Split(part, y) for part in x), elsewhere)
 
 
 @pytest.fixture
@@ -147,7 +168,7 @@ def test_validation_rows_chose_the_strengths():
     ("name", "setting"), [("InputNoise", "sigma"), ("LabelSmoothing", "smoothing"), ("Mixup", "alpha")]
 )
 def test_without_strength_every_control_is_ordinary_training(name, setting, short):
-    makes = uncertainty._with(getattr(uncertainty, name), **{setting: 0.0}), uncertainty.CANDIDATES["ERM"][""]
+    makes = functools.partial(getattr(uncertainty, name), **{setting: 0.0}), uncertainty.CANDIDATES["ERM"][""]
     ours, plain = (uncertainty.train(toy(), make, 0)[0] for make in makes)
     for first, second in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(first, second)
@@ -157,13 +178,13 @@ def test_early_stopping_keeps_the_best_look_not_the_last(monkeypatch, short):
     losses = itertools.chain([3.0, 1.0, 2.0], itertools.repeat(2.0))
     monkeypatch.setattr(uncertainty, "_loss", lambda model, part: next(losses))
     model, looks, stopped = uncertainty.train(toy(), uncertainty.CANDIDATES["ERM"][""], 0, look=True)
-    assert [look.step for look in looks] == [10, 20, 30]
-    assert uncertainty.best_look(looks).step == 20
-    assert not torch.equal(stopped[0].weight, model[0].weight)
+    assert [look["step"] for look in looks] == [10, 20, 30]
+    assert uncertainty.best_look(looks)["step"] == 20
+    assert not torch.equal(stopped[1].weight, model[1].weight)
 
 
 def test_an_ensemble_of_equal_networks_is_one_of_them():
-    problem, model = toy(), nn.Linear(9, 3)
+    problem, model = toy(), nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
     one = uncertainty.measure([model], problem, 0)
     several = uncertainty.measure([model, copy.deepcopy(model)], problem, 0)
     assert several["test"] == pytest.approx(one["test"])
@@ -171,10 +192,10 @@ def test_an_ensemble_of_equal_networks_is_one_of_them():
 
 def test_test_labels_decide_nothing(short):
     problem = toy()
-    other = replace(problem, test=problem.test._replace(y=problem.test.y.flip(0)))
+    other = problem._replace(test=replace(problem.test, y=problem.test.y.flip(0)))
     make = uncertainty.CANDIDATES["elliptic"]["0.3"]
     first, second = (uncertainty.train(p, make, 0)[0] for p in (problem, other))
-    assert torch.equal(first[0].weight, second[0].weight)
+    assert torch.equal(first[1].weight, second[1].weight)
     mine, theirs = (uncertainty.measure([first], p, 0) for p in (problem, other))
     assert (mine["temperature"], mine["outside"]) == (theirs["temperature"], theirs["outside"])
     assert mine["test"]["nll"] != theirs["test"]["nll"]
@@ -187,16 +208,18 @@ def test_left_out_classes_are_gone_and_scaling_uses_training_rows():
     torch.testing.assert_close(left.test.x[left.test.y == 1], problem.test.x[problem.test.y == 2])
     torch.testing.assert_close(left.outside["left-out classes"], problem.test.x[problem.test.y == 1])
     found = uncertainty.scaled(left)
-    torch.testing.assert_close(found.train.x.mean(0), torch.zeros(9), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.train.x.mean(0), torch.zeros(1, 3, 3), atol=1e-6, rtol=0)
     assert float(found.train.x.var(0).mean()) == pytest.approx(1)
 
 
 def test_paired_differences_of_the_page_are_those_of_scipy():
-    runs = uncertainty.Runs([r for r in uncertainty.STUDY.read() if r["labels"] == "right"])
-    for each in uncertainty.differences(runs)[::25]:
-        pair = (runs.values(each.data, name, each.measure) for name in (each.method, each.control))
-        assert each.p == pytest.approx(stats.ttest_rel(*pair).pvalue)
-        assert each.adjusted >= each.p
+    runs = uncertainty.Runs(uncertainty.STUDY.read())
+    for (method, measure, control, data), (_, p, adjusted) in list(uncertainty.differences(runs).items())[
+        ::25
+    ]:
+        pair = (runs(data, name, of=measure) for name in (method, control))
+        assert p == pytest.approx(stats.ttest_rel(*pair).pvalue)
+        assert adjusted >= p
 
 
 @pytest.mark.slow
@@ -206,6 +229,6 @@ def test_a_cell_of_each_part(monkeypatch, short):
     records = list(uncertainty.uncertainty("digits", 0))
     assert {r["method"] for r in records} == set(uncertainty.METHODS)
     assert sum(r["chosen"] for r in records) == len(uncertainty.METHODS)
-    noisy = list(uncertainty.shuffled("digits", 0))
+    noisy = list(uncertainty.half_shuffled("digits", 0))
     assert list(dict.fromkeys(r["method"] for r in noisy)) == list(uncertainty.UNDER_SHUFFLING)
     assert all(r["stopped"]["validation_nll"] <= r["last"]["validation_nll"] for r in noisy)

@@ -1,15 +1,15 @@
 """`elliptica report`: pages of records, of a comparison and of a saved model; no file is lost."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.cli.report import make_page
+from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.page import runs_page
-from record_cases import make_record, write_records
+from elliptica.lab.experiments.records import DRAWS, Records, write_lines
+from record_cases import make_record, runs_of, write_records
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -37,16 +37,50 @@ def test_records_become_a_page_in_the_units_of_the_table(tmp_path):
     assert head[-1] == "seeds"
     assert new[-1] == "4"
     assert page.headline.startswith("new: accuracy +9.9 points")
-    assert any("--seeds 4" in text for text in section.paragraphs)
+    assert any("--table" in text for text in section.paragraphs)  # it is not known: no command
     charts = {chart.title for chart in section.charts}
     assert {"Every seed", "Validation score"} <= charts
 
 
+MINE = """
+title = "Mine"
+metric = "accuracy"
+seeds = 3
+[methods.erm]
+[methods.short]
+method = "erm"
+epochs = 10
+[datasets.two_moons]
+model = { name = "linear" }
+training = { epochs = 20, batch_size = 20, lr = 1e-2 }
+"""
+
+
+@pytest.mark.parametrize("changed", [{}, {"training": {"epochs": 4}, "select": "worst"}, {"matched": True}])
+def test_the_printed_commands_give_the_runs_of_the_page(tmp_path, changed):
+    """With options that changed the settings, and another number of seeds for each row."""
+    (tmp_path / "mine.toml").write_text(MINE)
+    given = {"match_evaluations": changed.pop("matched", False), **changed}
+    choice = Choice(str(tmp_path / "mine.toml"), **given)
+    done = [run for run in choice.runs(tmp_path) if run.row == "erm" or run.seed < 2]
+    write_records(tmp_path, [make_record(run.row, run.seed, 0.5 + run.seed / 10, run=run) for run in done])
+    (section,) = runs_page(tmp_path, tables=[choice.table], plugins=["code.py"]).sections
+    commands = [text for text in section.paragraphs if text.startswith("elliptica run")]
+    assert all("--plugin code.py" in command for command in commands)
+    printed = [run for command in commands for run in runs_of(command, tmp_path)]
+    assert sorted(run.model_dump_json() for run in printed) == sorted(run.model_dump_json() for run in done)
+
+
 def test_several_tables_have_an_overview(tmp_path):
-    shutil.copy(RESULTS / "tables" / "table3.jsonl.gz", tmp_path)
-    page = make_page(tmp_path)
+    old = Records(RESULTS / "tables" / "table3.jsonl.gz").read()
+    runs = [record.model_copy(update={"draws": DRAWS}) for record in old if record.run.seed < 4]
+    kept = [*runs, make_record("erm", 0, 0.5, draws=DRAWS - 1)]
+    write_lines(tmp_path / "table3.jsonl.gz", [record.model_dump(mode="json") for record in kept])
+    page = runs_page(tmp_path)
     assert page.sections[0].heading == "All tables"
     assert len(page.sections[0].table) >= 3
+    assert page.kind.startswith(f"{len(runs)} runs")
+    assert "1 run with" in page.kind  # of earlier draws
     (no2,) = [s for s in page.sections if s.heading.endswith(": no2")]
     assert any("corrected for training rows that seeds share" in text for text in no2.paragraphs)
 

@@ -382,7 +382,6 @@ MENDED = [("run", "high = inf"), ("tune", "lr = 1e30")]
     ("old", "new"),
     [
         ("epochs = 2", "epochs = 0"),
-        ("epochs = 2", "epochs = 2.5"),
         ("seeds = 1", "seeds = 0"),
         ("hidden = [8]", "hidden = [0]"),
         ("sigma = 0.1", "sigma = -1.0"),
@@ -455,6 +454,7 @@ NOWHERE = "/proc/nothing/out"
         f"diagnose two-moons --seed {10**30}",
         "run mine.toml --epochs 0",
         "run mine.toml --methods ,",
+        "run mine.toml --precision bfloat",
         "table mine.toml --out data.csv",
         "list \udcff",
         "list pipe.toml",

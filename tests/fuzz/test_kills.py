@@ -177,7 +177,7 @@ def epochs(out):
         with contextlib.suppress(FileNotFoundError):
             training = tensors(file.read_bytes()).get("training")
             if training is not None:  # not a kept model
-                found[file.name] = json.loads(training)["state"]["epoch"]
+                found[file.name] = json.loads(training)["state"]["epochs"]
     return found
 
 

@@ -54,8 +54,6 @@ class ERM(nn.Module):
         True
     """
 
-    #: Rows that go through the network for each sample of a step.
-    rows_per_sample: ClassVar[int] = 1
     #: Whether targets must be real numbers.
     is_regression: ClassVar[bool] = False
     #: Whether inputs are mixed or get noise, so that they must be floating point.

@@ -263,8 +263,6 @@ class RegMixup(Mixup):
             the mixed rows, too).
     """
 
-    rows_per_sample = 2
-
     def __init__(
         self,
         model: nn.Module,
@@ -304,8 +302,6 @@ class MixupE(Mixup):
         eta: Strength of the term; the authors use 0.001. At 0 it is mixup, without the second pass.
         threshold: Samples above it are skipped; the authors use 1.
     """
-
-    rows_per_sample = 2
 
     def __init__(
         self,

@@ -147,18 +147,19 @@ def table(
     part: Annotated[Part, one_of(Part, help=_PART)] = "test",
     epoch: Annotated[Epoch, one_of(Epoch, help=_EPOCH)] = "chosen",
     form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
+    all_draws: Annotated[
+        bool, typer.Option("--all-draws", help="Show runs with earlier random draws, too, marked.")
+    ] = False,
     out: Records = Path("runs"),
 ) -> None:
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     load_own(plugin)
     choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
-    typer.echo(make_text(choice, choice.runs(out), out, form, part, epoch))
+    typer.echo(make_text(choice, choice.runs(out), out, form, part=part, epoch=epoch, all_draws=all_draws))
 
 
-def make_text(
-    choice: Choice, wanted: list[Run], out: Path, form: Form, part: Part = "test", epoch: Epoch = "chosen"
-) -> str:
+def make_text(choice: Choice, wanted: list[Run], out: Path, form: Form = "markdown", **shown: Any) -> str:
     """The table of the records in a folder as text."""
     from elliptica.lab.experiments.records import read_records
     from elliptica.lab.experiments.table import make_table, render
@@ -166,7 +167,8 @@ def make_text(
     records, remarks = read_records(out, wanted), choice.remarks()
     if not records:
         remarks += (f"Nothing is recorded in {out}: elliptica run with the same options does these runs.",)
-    return render(make_table(choice.name, choice.specification, wanted, records, part, remarks, epoch), form)
+    shown = {"remarks": remarks, **shown}
+    return render(make_table(choice.name, choice.specification, wanted, records, **shown), form)
 
 
 @app.command(rich_help_panel=THE_PAPER)
@@ -220,7 +222,7 @@ def run(
     wanted, has_problem = runs_to_do(choice.runs(out), options, console)
     with Display(console, len(wanted)) as display:
         failures = do_runs(wanted, options, display)
-    typer.echo(make_text(choice, wanted, out, "markdown"))
+    typer.echo(make_text(choice, wanted, out))
     line = f"Again: elliptica table with the same options. One page with charts: elliptica report {out}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(int(has_problem or bool(failures)))
@@ -264,7 +266,7 @@ class Display:
 
         if isinstance(event, EpochEnd):
             state = f"{run.label}: epoch {event.epoch} of {event.epochs}, loss {event.loss:.4g}"
-            self.progress.update(self.task, state=f"{state}, validation {event.score:.4g}")
+            self.progress.update(self.task, state=f"{state}, validation {abs(event.score):.4g}")
             return
         self.progress.advance(self.task)
         if event is None:

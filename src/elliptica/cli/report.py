@@ -49,38 +49,34 @@ def report(
     check_place(out)
     if out.is_file() and not _is_page(out):
         raise ValueError(f"{out} exists and is not a page. Choose another -o, so that it is not lost.")
-    if plugin:
-        load_own(plugin)
     console = Console()
     with console.status("reading"):
-        page = make_page(source, data=data, target=target, group=group, tables=tuple(table or ()))
-        if page is None:
+        if (source / COMPARED).is_file():
+            page = None
             shutil.copyfile(source / f"report{'.md' if out.suffix == '.md' else '.html'}", out)
         else:
             from elliptica.report.page import render
 
+            page = (
+                _runs_page(source, table, plugin)
+                if source.is_dir()
+                else _model_page(source, data, target, group)
+            )
             render(page, out)
     if page is not None:
         print_text(console, escape(page.headline))
     print_text(console, escape(f"Written: {out} ({out.stat().st_size / 1e6:.1f} MB)."))
 
 
-def make_page(
-    source: Path,
-    *,
-    data: Path | None = None,
-    target: str | None = None,
-    group: str | None = None,
-    tables: tuple[str, ...] = (),
-) -> Page | None:
-    """Build the page of a source; None for a folder of elliptica compare, which has written its own."""
-    if (source / COMPARED).is_file():
-        return None
-    if source.is_dir():
-        require_extra("lab", "pydantic", "sklearn")
-        from elliptica.lab.experiments.page import runs_page
+def _runs_page(source: Path, tables: list[str] | None, plugins: list[str] | None) -> Page:
+    require_extra("lab", "pydantic", "sklearn")
+    from elliptica.lab.experiments.page import runs_page
 
-        return runs_page(source, tables=tables)
+    load_own(plugins)
+    return runs_page(source, tables=tables or (), plugins=plugins or ())
+
+
+def _model_page(source: Path, data: Path | None, target: str | None, group: str | None) -> Page:
     if data is None:
         raise ValueError(f"{source} is no folder; a saved model needs a table: --data table.csv.")
     require_extra("tables", "polars", "sklearn", "skrub")

@@ -10,7 +10,7 @@ from elliptica import Elliptic, InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.context import ModuleObjective, environment
-from elliptica.lab.experiments.methods import Released, elliptic_settings, rows_per_sample
+from elliptica.lab.experiments.methods import Released, elliptic_settings
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
 from experiment_cases import (
@@ -23,6 +23,9 @@ from experiment_cases import (
     numbers,
     run_of,
 )
+
+#: Rows that go through the network for each sample of a step, where it is not one.
+ROWS = {"mixupe": 2, "regmixup": 2, "path": 5}
 
 
 @pytest.fixture
@@ -51,10 +54,11 @@ def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path
     if method == "smote":
         pytest.importorskip("imblearn")
     run = run_of(method)
-    record = do_run(run, Options(tmp_path))
-    assert record.curves["loss"][-1] < record.curves["loss"][0] or method in ("irm", "ib-irm")
+    epochs = []
+    record = do_run(run, Options(tmp_path), epochs.append)
+    assert epochs[-1].loss < epochs[0].loss or method in ("irm", "ib-irm")
     if method not in ("jtt", "umix", "smote", "domainmix"):  # which go over other rows
-        assert record.cost.evaluations == 4 * 48 * rows_per_sample(method, run.settings)
+        assert record.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
 
 
 @pytest.fixture
@@ -68,9 +72,10 @@ REAL = {"dataset": "line", "metric": "rmse", "columns": ("average",), "select": 
 @pytest.mark.parametrize("method", REGRESSORS)
 def test_methods_for_real_targets_train_and_resume(line, method, tmp_path):
     run = run_of(method, load={"name": "line"}, **REAL)
-    whole = do_run(run, Options(tmp_path / "whole"))
-    assert whole.curves["loss"][-1] < whole.curves["loss"][0]
-    assert whole.cost.evaluations == 4 * 48 * rows_per_sample(method, run.settings)
+    epochs = []
+    whole = do_run(run, Options(tmp_path / "whole"), epochs.append)
+    assert epochs[-1].loss < epochs[0].loss
+    assert whole.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
     assert numbers(killed_and_resumed(run, tmp_path / "killed")) == numbers(whole)
 
 
@@ -84,8 +89,7 @@ def test_matched_methods_cost_what_ordinary_training_does(groups, method, tmp_pa
     name = "elliptic" if method == "path" else method
     run = run_of(name, settings=settings, training={"epochs": 12}, match_evaluations=True)
     spent = do_run(run, Options(tmp_path)).cost.evaluations
-    rows = rows_per_sample(name, run.settings)
-    assert 12 * 48 <= spent < 12 * 48 + 16 * rows
+    assert 12 * 48 <= spent < 12 * 48 + 16 * ROWS.get(method, 1)
 
 
 def test_fish_without_a_way_to_go_stays_where_it_is(groups, tmp_path):
@@ -121,7 +125,7 @@ def test_group_dro_forgets_without_its_state(groups, monkeypatch, tmp_path):
     run = run_of("groupdro", settings={"step_size": 0.5})
     whole = do_run(run, Options(tmp_path / "whole"))
     monkeypatch.setattr(ModuleObjective, "load_state_tensors", lambda self, tensors: None)
-    assert killed_and_resumed(run, tmp_path / "killed").curves["loss"] != whole.curves["loss"]
+    assert numbers(killed_and_resumed(run, tmp_path / "killed")) != numbers(whole)
 
 
 def test_environments():
@@ -154,11 +158,11 @@ def test_umix_weighs_rows_that_were_wrong():
     data = load_groups()
     ready = make_ready("umix", {"eta": 10.0, "start": 0.0, "length": 0.5}, data, network(data))
     assert ready.details["window"] == [0, 1]
-    assert ready.details["weighted_share"] == float((ready.objective.weights > 1).double().mean()) > 0
-    weights = ready.objective.weights
+    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    weights = ready.objective.more(batch)["sample_weight"]
+    assert ready.details["weighted_share"] == float((weights > 1).double().mean()) > 0
     assert weights.min() >= 1
     assert weights.max() <= 11
-    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
     assert ready.objective(nn.Sequential(), batch).isfinite()
 
 
@@ -214,13 +218,14 @@ def test_hidden_lines_to_the_partners_of_c_mixup():
     settings = {**HIDDEN_KERNEL, "bandwidth": 1.0, "n_times": 3, "n_bridges": 4}
     objective = make_ready("elliptic", settings, data, model).objective
     batch = Batch(train.x[rows], train.y[rows], None, rows, torch.Generator().manual_seed(3))
-    generator = torch.Generator().manual_seed(3)
-    partners = objective.table.sample(rows.repeat_interleave(4), generator=generator).view(16, 4)
+    same = dataclasses.replace(batch, generator=torch.Generator().manual_seed(3))
+    ends = [part.unbind(1) for part in objective.more(same)["end"]]
     losses = []
     for share in (0.0, 0.5, 1.0):
-        for j in partners.T:
-            hidden = torch.lerp(model[:2](batch.x), model[:2](train.x[j]), share)
-            losses.append((model[2:](hidden) - torch.lerp(batch.y, train.y[j], share)).square().mean())
+        for end_x, end_y in zip(*ends, strict=True):
+            hidden = torch.lerp(model[:2](batch.x), model[:2](end_x), share)
+            losses.append((model[2:](hidden) - torch.lerp(batch.y, end_y, share)).square().mean())
+    assert len(losses) == 12
     assert torch.allclose(objective(model, batch), torch.stack(losses).mean(), rtol=1e-5)
 
 
@@ -239,12 +244,13 @@ def test_kernel_partners_follow_c_mixup_s_law(generator):
     """Over the whole training set, oneself included, and each bridge with a partner of its own."""
     data = load_line()
     settings = {**HIDDEN_KERNEL, "bandwidth": 1.5, "n_bridges": 1000}
-    table = make_ready("elliptic", settings, data, network(data)).objective.table
-    found = table.sample(torch.full((1000,), 7), generator=generator)
+    objective = make_ready("elliptic", settings, data, network(data)).objective
+    rows = torch.tensor([7])
+    _, ends = objective.more(Batch(data.train.x[rows], data.train.y[rows], None, rows, generator))["end"]
     y = data.train.y[:, 0].double()
     law = torch.softmax(-((y - y[7]) ** 2) / (2 * 1.5**2), 0)
     expected = 1000 * law
-    counts = torch.bincount(found, minlength=48)
+    counts = (ends.flatten()[:, None] == data.train.y[:, 0]).sum(0)
     assert float(((counts - expected) ** 2 / expected).sum()) < 48 + 5 * (2 * 48) ** 0.5  # chi-square
 
 
@@ -255,7 +261,8 @@ def test_ada_moves_rows_of_a_cluster_only(on):
     model = network(data)
     settings = {"n_clusters": 3, "alpha": 4.0, "cluster_on": on}
     objective = make_ready("ada", settings, data, model).objective
-    cluster = objective.numbers
+    every = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    cluster = objective.more(every)["group"]
     alone = torch.stack([(cluster == k).nonzero()[0, 0] for k in cluster.unique()])
     together = (cluster == cluster.mode().values).nonzero()[:, 0]
     for rows, is_moved in ((alone, False), (together, True)):
@@ -328,14 +335,6 @@ def test_scaled_targets_change_training_and_not_the_units(line, tmp_path):
         scale_targets(load_groups())
 
 
-def test_rows_per_sample():
-    assert rows_per_sample("erm", {}) == 1
-    assert rows_per_sample("mixupe", {}) == 2
-    assert rows_per_sample("c-mixup", {"at": "1"}) == 2
-    assert rows_per_sample("elliptic", {"sampling": "path", "n_times": 5, "n_bridges": 20}) == 100
-    assert rows_per_sample("elliptic", {"n_bridges": 4}) == 4
-
-
 @pytest.mark.statistical
 def test_balanced_draws_have_equal_groups(seed):
     data = load_groups()
@@ -369,6 +368,7 @@ def test_balanced_draws_have_equal_groups(seed):
         ("ada", {"n_clusters": 2, "cluster_on": "y"}, "cluster_on"),
         ("foma", {"rho": 0.9, "batches": "knn"}, "batches"),
         ("jtt", {"first": 0.0}, "first"),
+        ("elliptic", {"partners": "dta"}, "partners"),
     ],
 )
 def test_wrong_settings(name, settings, named):

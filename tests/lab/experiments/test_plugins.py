@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from elliptica.baselines.names import BASELINES
 from elliptica.cli import app
 from elliptica.lab.experiments import methods as methods_module
 from elliptica.lab.experiments import register_dataset, register_method, register_model, registry
-from elliptica.lab.experiments.methods import OBJECTIVES, STAGES
 from elliptica.lab.experiments.records import records_of
 from elliptica.lab.experiments.registry import load_plugins
 from elliptica.lab.experiments.run import Options, do_run
@@ -140,7 +138,7 @@ def test_what_a_module_is_given(folder):
 
 
 def test_a_function_prepares_what_a_module_cannot(folder):
-    @register_method("first rows", rows_per_sample=2)
+    @register_method("first rows")
     def first_rows(settings, context):
         ready = methods_module.METHODS["erm"]({}, context)
         return type(ready)(ready.objective, rows=torch.arange(settings["n"]), details={"n": settings["n"]})
@@ -149,7 +147,6 @@ def test_a_function_prepares_what_a_module_cannot(folder):
     record = do_run(run_of("first rows", settings={"n": 16}), Options(folder))
     assert record.method == {"n": 16}
     assert record.cost.evaluations == 4 * 16
-    assert record.cost.rows_per_sample == 2
 
 
 @pytest.mark.slow
@@ -170,8 +167,3 @@ def test_the_page_of_the_docs(folder):
         assert set(shown) <= set(done.stdout.splitlines())
     assert len(records_of(folder / "runs", "mine").read()) == 9
     assert (folder / "mine.html").is_file()
-
-
-def test_names_of_methods_are_given_once():
-    for one, other in ((BASELINES, OBJECTIVES), (BASELINES, STAGES), (OBJECTIVES, STAGES)):
-        assert not set(one) & set(other)

@@ -29,7 +29,7 @@ FORK = multiprocessing.get_context("fork")
 def test_records_are_read_as_they_were_written(tmp_path):
     records = [
         make_record("erm", 0, 0.1, by_class={"0": 0.5}, auroc=None),
-        make_record("erm", 1, 1 / 3, curves={"loss": [2.5, 1e-300], "validation": [0.25, 1.0]}),
+        make_record("erm", 1, 1 / 3, curves={"validation": [1e-300, 1.0]}),
         make_record("elliptic", 0, 0.7, rows={"train": {"rows": 3}}, right={"test": {"0": [1, 2]}}),
     ]
     for record in records:
@@ -160,4 +160,4 @@ def test_lines_of_a_study_keep_their_order(tmp_path):
 def test_a_diverged_run_is_no_record():
     with pytest.raises(ValueError, match="average"):
         make_record("erm", 0, float("inf"))
-    assert isinstance(make_record("erm", 0, 0.5, curves={"loss": [float("inf")]}), Record)
+    assert isinstance(make_record("erm", 0, 0.5, curves={"validation": [float("inf")]}), Record)

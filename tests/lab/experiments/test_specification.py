@@ -6,7 +6,6 @@ import torch
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.methods import METHODS
-from elliptica.lab.experiments.run import training_settings
 from elliptica.lab.experiments.specification import (
     SpecificationError,
     load_specification,
@@ -35,7 +34,6 @@ def test_presets_are_valid(name):
         assert run.method in METHODS
         assert run.load["name"] in registry.DATASETS
         assert run.model["name"] in registry.MODELS
-        training_settings(run)
         data = load_toy(0) if run.metric == "rmse" else load_classes()
         if run.method not in ("jtt", "umix") and run.model["name"] != "backbone":
             make_ready(run.method, run.settings, data, mlp(3, 3))
@@ -105,6 +103,13 @@ def test_tables_may_have_runs_in_common():
         ('title = "Toy"', 'title = "Toy"\nsearch = { lr = { low = 2, high = 1 } }', "search.lr"),
         ('title = "Toy"', 'title = "Toy"\nsearch = { lr = { low = 0, high = 1, log = true } }', "search.lr"),
         ("methods = { elliptic =", "methods = { eliptic =", "eliptic"),
+        ("batch_size = 8", "batch_size = 0", "batch_size"),
+        ("batch_size = 8", "batch_size = 8, gamma = -1.0", "gamma"),
+        ("batch_size = 8", 'batch_size = 8, scheduler = "cosine"', "scheduler"),
+        ("batch_size = 8", "batch_size = 8, momentum = 0.9", "momentum"),
+        ("epochs = 3", "epochs = 2.5", "epochs"),
+        ("[methods.erm]", '[methods.erm]\ntraining = { optimizer = "adm" }', "optimizer"),
+        ("n_times = 3", "n_times = 3\ntraining = { lr = -1 }", "elliptic.*lr"),
         ("[methods.erm]", '[methods.erm]\nfrom = "table3"', "from"),
     ],
 )

@@ -28,7 +28,7 @@ TABLE = parse_specification(TOY, "toy")
 HOSTILE = "a|b <script> \\input{x} %$_"
 
 
-def table_of(values, specification=TABLE, **more):
+def table_of(values, specification=TABLE, all_draws=True, **more):
     """A table with these values by row and seed; a pair is a value and its draws."""
     wanted = runs("toy", specification, seeds=max(map(len, values.values())))
     records = []
@@ -37,7 +37,7 @@ def table_of(values, specification=TABLE, **more):
             value = values[run.row][run.seed]
             value, draws = value if isinstance(value, tuple) else (value, DRAWS)
             records.append(make_record(run.row, run.seed, value, run=run, draws=draws))
-    return make_table("toy", specification, wanted, records, **more)
+    return make_table("toy", specification, wanted, records, all_draws=all_draws, **more)
 
 
 def test_a_table_by_hand():
@@ -73,6 +73,11 @@ def test_old_draws_are_marked_at_the_column_or_at_the_value():
     assert "| elliptic | 2.00 ± 0.00 |" in mixed
     assert "| toy average |" in mixed
     assert mixed.count("†") == 2  # and the note
+    hidden = table_of({"erm": [1.0, (3.0, old)], "elliptic": [(2.0, old)]}, all_draws=False)
+    assert [cell.values for cell in hidden.cells.values()] == [{0: 1.0}, {}]
+    assert hidden.notes[-2].startswith("2 runs")
+    assert "(erm, elliptic)" in hidden.notes[-2]
+    assert hidden.notes[-1].startswith("1 of 4 runs")
 
 
 def test_the_papers_values_stand_beside_its_schedule_only():
@@ -144,7 +149,7 @@ def test_records_are_grouped_as_their_options_say(tmp_path):
     keep_choice(tmp_path, plain[1], {"values": {"training.lr": 0.5}, "trials": []})
     tuned = Choice("table4", data, rows, 1, tuned=True).runs(tmp_path)
     assert tuned == [plain[0], with_values(plain[1], {"training.lr": 0.5}, 0)]
-    few = Choice("table4", data, rows, 2, training={"epochs": 2}).runs(tmp_path)
+    few = Choice("table4", data, rows, 2, training={"epochs": 2}, select="average").runs(tmp_path)
     matched = Choice("table4", data, rows, 1, match_evaluations=True).runs(tmp_path)
     unknown = make_run("erm", 0)
     for run in [plain[0], *tuned, *few, *matched, unknown]:
@@ -153,15 +158,15 @@ def test_records_are_grouped_as_their_options_say(tmp_path):
     found = {place: [record.run for record in members] for place, members in groups.items()}
     place = ("table4", *data)
     assert found == {
-        (*place, TUNED): tuned,
-        (*place, MATCHED): matched,
-        (*place, "epochs = 2"): few,
-        ("own", "some", ""): [unknown],
+        (*place, (TUNED,)): tuned,
+        (*place, (MATCHED,)): matched,
+        (*place, (("epochs", "2"), ("select", "average"))): few,
+        ("own", "some", None): [unknown],
     }
-    assert list(groups)[-1] == ("own", "some", "")
+    assert list(groups)[-1] == ("own", "some", None)
     records_of(tmp_path, "table4").append(make_record("jtt", 0, 0.5, run=plain[1]))
     groups = group_records(read_folder(tmp_path), tmp_path, known_tables())
-    assert [record.run for record in groups[(*place, "")]] == plain  # no longer within the tuned one
+    assert [record.run for record in groups[(*place, ())]] == plain  # no longer within the tuned one
 
 
 def test_a_table_gets_rows_that_it_takes_from_another_one(tmp_path):
@@ -173,12 +178,12 @@ def test_a_table_gets_rows_that_it_takes_from_another_one(tmp_path):
     for run in (*own, *shared):
         records_of(tmp_path, run.table).append(make_record(run.row, 0, 0.5, run=run))
     groups = group_records(read_folder(tmp_path), tmp_path, known_tables())
-    assert {r.run.row for r in groups["table10", "breastmnist", ""]} == {"elliptic", "elliptic by distance"}
+    assert {r.run.row for r in groups["table10", "breastmnist", ()]} == {"elliptic", "elliptic by distance"}
     assert len(groups) == 2
 
 
 def test_a_table_says_what_was_changed(tmp_path):
     choice = Choice("table3", ["no2"], ["erm"], 2, True, {"epochs": 3}, select="worst")
     assert {run.select for run in choice.runs(tmp_path)} == {"worst"}
-    assert all(word in choice.remarks()[0] for word in ("epochs = 3", "worst", MATCHED))
+    assert all(word in choice.remarks()[0] for word in ("epochs = 3", "worst", "evaluations"))
     assert Choice("table3").remarks() == ()

@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
+from elliptica import EllipticWarning
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments import run as module
-from elliptica.lab.experiments.choice import apply_choices, read_choices, with_values
-from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.choice import apply_choices, keep_choice, read_choices, with_values
+from elliptica.lab.experiments.records import DRAWS, read_records
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.specification import (
     Range,
@@ -20,7 +21,8 @@ from elliptica.lab.experiments.specification import (
     runs,
 )
 from elliptica.lab.experiments.tune import TRIAL_SEED, draw_trials, search_space, tune
-from experiment_cases import load_groups
+from experiment_cases import TOY as ERRORS
+from experiment_cases import load_groups, load_toy
 
 TOY = """
 title = "Toy"
@@ -59,9 +61,19 @@ def test_the_best_trial_on_validation_is_chosen(toy, tmp_path):
     (tuned,) = apply_choices([erm], tmp_path)
     assert tuned.training["lr"] == chosen["values"]["training.lr"] != 1e-6
     assert tuned.seed == erm.seed
+    keep_choice(tmp_path, erm, {**chosen, "draws": DRAWS - 1})
+    with pytest.warns(EllipticWarning, match="draws"):
+        assert apply_choices([erm], tmp_path) == [tuned]
     for other in (mixup, *runs("toy", toy, methods=["erm"], training={"epochs": 5})):  # another choice
         with pytest.raises(SpecificationError, match=other.row):
             apply_choices([other], tmp_path)
+
+
+def test_of_errors_the_least_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.DATASETS, "toy", load_toy)
+    toy = parse_specification("search = { lr = { low = 1e-6, high = 1e-1, log = true } }" + ERRORS, "toy")
+    chosen = tune_rows(toy, ["erm"], 3, tmp_path)["toy erm"]
+    assert chosen["score"] == min(trial["score"] for trial in chosen["trials"]) > 0
 
 
 def test_every_method_has_as_many_trials_and_its_own_settings_are_searched(toy, tmp_path):

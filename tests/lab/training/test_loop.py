@@ -307,21 +307,6 @@ def test_a_loss_that_diverges_is_named():
         train(objective=lambda model, batch: model(batch.x).mean() * math.nan)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epochs": 0}, "epochs"),
-        ({"lr": -1.0}, "lr"),
-        ({"optimizer": "adm"}, "optimizer"),
-        ({"momentum": 0.9}, "momentum"),
-    ],
-)
-def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TrainingSettings(**{"epochs": 1, "batch_size": 2, "lr": 0.1, **settings})
-
-
 @pytest.mark.statistical
 def test_flips_and_crops_by_hand(generator):
     """Every result is one of the flips and shifts of its image, and all of them come."""

@@ -31,16 +31,6 @@ class Split:
         rows = {len(part) for part in (self.x, self.y, self.group) if part is not None}
         if len(rows) != 1 or rows == {0}:
             raise ValueError(f"x, y and group must have the same number of rows, but have {sorted(rows)}.")
-        if self.x.dtype != torch.float32 or self.y.dtype not in (torch.float32, torch.int64):
-            raise ValueError(
-                f"x must be float32 and y float32 (values) or int64 (classes), but they are {self.x.dtype} "
-                f"and {self.y.dtype}. Convert with .float() or .long()."
-            )
-        if self.group is not None and (self.group.dtype != torch.int64 or self.group.ndim != 1):
-            raise ValueError(
-                f"group must be int64 with one number per row, but is {self.group.dtype} of shape "
-                f"{tuple(self.group.shape)}. Convert with .long().flatten()."
-            )
 
     @property
     def n_rows(self) -> int:
@@ -84,13 +74,6 @@ class Dataset:
 
     def __post_init__(self) -> None:
         checks.choice("task", self.task, get_args(Task))
-        parts = (self.train, self.validation, self.test)
-        shapes = {tuple(part.x.shape[1:]) for part in parts}
-        if len(shapes) > 1:
-            raise ValueError(f"train, validation and test must have one feature shape, but have {shapes}.")
-        wanted = torch.float32 if self.task == "regression" else torch.int64
-        if any(part.y.dtype != wanted for part in parts):
-            raise ValueError(f"y must be {wanted} for a {self.task}. Convert it, or pass the other task.")
 
     @property
     def n_features(self) -> int:

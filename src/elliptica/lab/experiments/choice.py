@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elliptica.lab.experiments.records import SUFFIX, Record, Records, locked, read_lines, write_lines
+from elliptica.core.inputs import EllipticWarning
+from elliptica.lab.experiments.records import (
+    DRAWS,
+    SUFFIX,
+    Record,
+    Records,
+    locked,
+    read_lines,
+    write_lines,
+)
 from elliptica.lab.experiments.specification import (
     Run,
     Specification,
@@ -34,7 +43,7 @@ def keep_choice(out: Path, run: Run, chosen: dict[str, Any]) -> None:
     """Write what was chosen for a row, in place of an earlier choice."""
     with locked(out / CHOSEN):
         lines = [line for key, line in read_choices(out).items() if key != run.key]
-        write_lines(out / CHOSEN, [*lines, {"run": run.model_dump(mode="json"), **chosen}])
+        write_lines(out / CHOSEN, [*lines, {"run": run.model_dump(mode="json"), "draws": DRAWS, **chosen}])
 
 
 def with_values(run: Run, values: dict[str, Any], seed: int) -> Run:
@@ -49,6 +58,8 @@ def with_values(run: Run, values: dict[str, Any], seed: int) -> Run:
 def apply_choices(runs: list[Run], out: Path, command: str = "elliptica tune") -> list[Run]:
     """Runs with the settings that were chosen for their rows; ``command`` is the one that chooses them.
 
+    Settings that were tuned with earlier random draws are legitimate, and get a warning.
+
     Raises:
         SpecificationError: If a row is not tuned, or rows of a data set had different numbers of trials.
     """
@@ -59,11 +70,27 @@ def apply_choices(runs: list[Run], out: Path, command: str = "elliptica tune") -
     trials = {(run.dataset, len(choices[run.key]["trials"])) for run in runs}
     if len(trials) > len({dataset for dataset, _ in trials}):
         raise SpecificationError("Rows had different numbers of trials. Tune them with the same --trials.")
+    if old := sorted({run.row for run in runs if choices[run.key]["draws"] != DRAWS}):
+        text = f"Settings were tuned with earlier random draws: {', '.join(old)}. {command} would tune anew."
+        warnings.warn(text, EllipticWarning, stacklevel=2)
     return [with_values(run, choices[run.key]["values"], run.seed) for run in runs]
 
 
-TUNED = "settings tuned on the validation part"
-MATCHED = "as many function evaluations for every method as for ordinary training"
+#: Options of `elliptica run` that change settings, with their values, and what each means in words.
+Variant = tuple[tuple[str, str], ...]
+TUNED, MATCHED = ("tuned", ""), ("match", "evaluations")
+_WORDS = {
+    "select": "epoch chosen by {}",
+    "tuned": "settings tuned on the validation part",
+    "match": "as many function evaluations for every method as for ordinary training",
+}
+
+
+def describe(variant: Variant | None) -> str:
+    """Say what is not as the table says; empty if everything is."""
+    if variant is None:
+        return "settings differ from the table's"
+    return "; ".join(_WORDS.get(option, f"{option} = {{}}").format(value) for option, value in variant)
 
 
 @dataclass(frozen=True)
@@ -93,25 +120,33 @@ class Choice:
         """Name of the table in its records."""
         return table_name(self.table)
 
-    def runs(self, out: Path) -> list[Run]:
-        """The runs; raises `SpecificationError` if something does not exist."""
+    @property
+    def variant(self) -> Variant:
+        """Options that change settings."""
+        changed = {**self.training, **({"select": self.select} if self.select else {})}
+        values = [(name, str(value)) for name, value in changed.items()]
+        return (*values, *[MATCHED] * self.match_evaluations, *[TUNED] * self.tuned)
+
+    def untuned(self, specification: Specification) -> list[Run]:
+        """The runs with the table's own settings."""
         names: dict[str, Any] = {"datasets": self.datasets, "methods": self.methods, "seeds": self.seeds}
         names |= {"match_evaluations": self.match_evaluations, "training": self.training}
-        wanted = runs(self.name, self.specification, **names)
-        if self.select is not None:
-            wanted = [run.model_copy(update={"select": self.select}) for run in wanted]
+        wanted = runs(self.name, specification, **names)
+        return [run.model_copy(update={"select": self.select or run.select}) for run in wanted]
+
+    def runs(self, out: Path) -> list[Run]:
+        """The runs; raises `SpecificationError` if something does not exist."""
+        wanted = self.untuned(self.specification)
         return apply_choices(wanted, out, f"elliptica tune {self.table}") if self.tuned else wanted
 
     def remarks(self) -> tuple[str, ...]:
         """What is not as the table says, as a sentence, if there is something to say."""
-        changed = [f"{name} = {value}" for name, value in self.training.items()]
-        changed += [] if self.select is None else [f"epoch chosen by {self.select}"]
-        changed += [TUNED] * self.tuned + [MATCHED] * self.match_evaluations
-        return (f"Other than in the table's specification: {', '.join(changed)}.",) if changed else ()
+        changed = describe(self.variant)
+        return (f"Other than in the table's specification: {changed}.",) if changed else ()
 
 
-#: Table, data set, and what is not as the table says.
-Place = tuple[str, str, str]
+#: Table, data set and variant; None if no options of `elliptica run` give the settings.
+Place = tuple[str, str, Variant | None]
 
 
 def read_folder(folder: Path) -> list[Record]:
@@ -138,44 +173,54 @@ def group_records(
     by_key: dict[str, list[Record]] = {}
     for record in records:
         by_key.setdefault(record.run.key, []).append(record)
-    recorded = {members[0].run.table for members in by_key.values()}
     groups: dict[Place, list[Record]] = {}
-    specified: dict[tuple[str, str, str], Run] = {}
     choices, left = read_choices(folder), dict(by_key)
-    for table, match in itertools.product(filter(recorded.__contains__, specifications), (False, True)):
-        for run in runs(table, specifications[table], seeds=1, match_evaluations=match):
-            specified.setdefault((table, run.dataset, run.row), run)
-            keys = {"": run.key}
-            if run.key in choices:
-                keys[TUNED] = with_values(run, choices[run.key]["values"], run.seed).key
-            for variant, key in keys.items():
-                place = (table, run.dataset, "; ".join(filter(None, [variant, MATCHED * match])))
-                groups.setdefault(place, []).extend(by_key.get(key, []))
-                left.pop(key, None)
+    recorded = [members[0].run for members in by_key.values()]
+    for name in filter({run.table for run in recorded}.__contains__, specifications):
+        specification = specifications[name]
+        for choice in _choices(name, specification, [run for run in recorded if run.table == name]):
+            for run in choice.untuned(specification):
+                keys = {choice.variant: run.key}
+                if run.key in choices:
+                    tuned = with_values(run, choices[run.key]["values"], run.seed)
+                    keys[(*choice.variant, TUNED)] = tuned.key
+                for variant, key in keys.items():
+                    groups.setdefault((name, run.dataset, variant), []).extend(by_key.get(key, []))
+                    left.pop(key, None)
     for members in left.values():
-        run = members[0].run
-        variant = _departure(run, specified.get((run.table, run.dataset, run.row)))
-        groups.setdefault((run.table, run.dataset, variant), []).extend(members)
+        groups.setdefault((members[0].run.table, members[0].run.dataset, None), []).extend(members)
     kept = [place for place in groups if _has_own_records(place, groups)]
     kept.sort(key=lambda place: not place[0].startswith("table"))
     return {place: _one_setting(groups[place]) for place in kept}
 
 
+def _choices(name: str, specification: Specification, recorded: list[Run]) -> list[Choice]:
+    """The options that give runs of a table, but for ``--tuned``; each for one data set."""
+    usual = {
+        (run.dataset, run.row, match): run
+        for match in (False, True)
+        for run in runs(name, specification, seeds=1, match_evaluations=match)
+    }
+    choices: list[Choice] = []
+    for run in recorded:
+        base = usual.get((run.dataset, run.row, run.match_evaluations))
+        if base is None:
+            continue
+        epochs = specification.datasets[run.dataset].training.get("epochs", base.training["epochs"])
+        epochs = round(run.training["epochs"] * epochs / base.training["epochs"])  # a row may have its own
+        given = {"epochs": max(epochs, 1), "precision": run.training.get("precision", "float32")}
+        training = {n: v for n, v in given.items() if run.training.get(n) != base.training.get(n)}
+        select = run.select if run.select != base.select else None
+        choice = Choice(name, [run.dataset], None, 1, run.match_evaluations, training, select=select)
+        choices += [choice] * (choice not in choices)
+    return choices
+
+
 def _has_own_records(place: Place, groups: Mapping[Place, list[Record]]) -> bool:
     """Whether a group has records that are not only another table's, or there because tuning chose them."""
     table, dataset, variant = place
-    tuned = groups.get((table, dataset, "; ".join(filter(None, [TUNED, variant]))), [])
+    tuned = [] if variant is None else groups.get((table, dataset, (*variant, TUNED)), [])
     return any(record.run.table == table and record not in tuned for record in groups[place])
-
-
-def _departure(run: Run, base: Run | None) -> str:
-    """What is not as the table says."""
-    if base is None:
-        return ""
-    changed = sorted(name for name, value in run.training.items() if base.training.get(name) != value)
-    told = ", ".join(f"{name} = {run.training[name]}" for name in changed)
-    told = told or "settings of the methods differ from the table's"
-    return "; ".join([told, *[MATCHED] * run.match_evaluations])
 
 
 def _one_setting(members: list[Record]) -> list[Record]:

@@ -56,24 +56,20 @@ class Prepared:
 Factory = Callable[[Settings, Context], Prepared]
 
 
+#: From a batch to what a module is called with beside inputs, targets and generator, by name.
+More = Callable[[Batch], dict[str, Any]]
+
+
 class ModuleObjective:
     """An objective made of a module that owns the model; checkpoints keep the buffers of the module."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, more: More = lambda _: {}) -> None:
+        self.module, self.more = module, more
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss."""
-        self.module.train(model.training)
-        return self.call(batch)
-
-    def call(self, batch: Batch) -> Tensor:
         """Return the loss of the module, in the mode of the model."""
-        return self.loss(batch)
-
-    def loss(self, batch: Batch, *more: Tensor, **named: Any) -> Tensor:
-        """Call the module on a batch."""
-        loss: Tensor = self.module(batch.x, batch.y, *more, generator=batch.generator, **named)
+        self.module.train(model.training)
+        loss: Tensor = self.module(batch.x, batch.y, generator=batch.generator, **self.more(batch))
         return loss
 
     @property
@@ -98,16 +94,9 @@ class ModuleObjective:
         self.module.load_state_dict(tensors, strict=False)
 
 
-class Grouped(ModuleObjective):
-    """A module that is called with a number for each row."""
-
-    def __init__(self, module: nn.Module, numbers: Tensor) -> None:
-        super().__init__(module)
-        self.numbers = numbers
-
-    def call(self, batch: Batch) -> Tensor:
-        """Return the loss of the module."""
-        return self.loss(batch, self.numbers[batch.index].to(batch.x.device))
+def by_row(name: str, values: Tensor) -> More:
+    """Call a module with the value of each row, such as its group."""
+    return lambda batch: {name: values[batch.index].to(batch.x.device)}
 
 
 def from_module(module: Callable[..., nn.Module]) -> Factory:
@@ -126,9 +115,9 @@ def from_module(module: Callable[..., nn.Module]) -> Factory:
             settings["layers"] = [None if layer == "input" else layer for layer in settings["layers"]]
         if takes_classes:
             settings = {"num_classes": context.num_classes, **settings}
-        numbers = environment(context.data) if sees_groups else None
         owner = module(context.model, context.loss_fn, **settings)
-        return Prepared(ModuleObjective(owner) if numbers is None else Grouped(owner, numbers))
+        groups = [by_row("group", environment(context.data))] if sees_groups else []
+        return Prepared(ModuleObjective(owner, *groups))
 
     return make
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from elliptica import baselines
+from elliptica._utils import checks
 from elliptica.baselines import TargetKernel
 from elliptica.baselines.names import BASELINES
 from elliptica.core.bridge import Paths
@@ -25,10 +26,11 @@ from elliptica.lab.data.splits import Split
 from elliptica.lab.experiments.context import (
     Context,
     Factory,
-    Grouped,
     ModuleObjective,
+    More,
     Prepared,
     Settings,
+    by_row,
     environment,
     from_module,
 )
@@ -39,11 +41,12 @@ from elliptica.lab.training.loop import EpochEnd
 def c_mixup(settings: Settings, context: Context) -> Prepared:
     """Partners from the whole training set; ``partners="batch"`` for the reference's other mode."""
     mode = settings.pop("partners", "data")
+    checks.choice("partners", mode, ("data", "batch"))
     module = baselines.CMixup(context.model, context.loss_fn, **settings)
     if mode == "batch":
         return Prepared(ModuleObjective(module))
     kernel = TargetKernel(context.data.train.y, settings["bandwidth"])
-    return Prepared(_DataPartners(module, kernel, context))
+    return Prepared(ModuleObjective(module, _data_partners(kernel, context.data.train)))
 
 
 def label_smoothing(settings: Settings, context: Context) -> Prepared:
@@ -60,30 +63,19 @@ def label_smoothing(settings: Settings, context: Context) -> Prepared:
     return from_module(baselines.LabelSmoothing)(settings, context)
 
 
-class _DataPartners(ModuleObjective):
-    """Partners from the whole training set."""
+def _data_partners(table: PartnerTable | TargetKernel, train: Split, n_partners: int = 1) -> More:
+    """Draw partners from the whole training set."""
 
-    def __init__(
-        self, module: nn.Module, table: PartnerTable | TargetKernel, context: Context, n_partners: int = 1
-    ) -> None:
-        super().__init__(module)
-        self.table, self.train, self.n_partners = table, context.data.train, n_partners
-
-    def call(self, batch: Batch) -> Tensor:
-        if isinstance(self.table, PartnerTable):
-            j = self.table.sample(batch.index, n_bridges=self.n_partners, generator=batch.generator)
+    def ends(batch: Batch) -> dict[str, Any]:
+        if isinstance(table, PartnerTable):
+            j = table.sample(batch.index, n_bridges=n_partners, generator=batch.generator)
         else:
-            index = batch.index.repeat_interleave(self.n_partners)
-            j = self.table.sample(index, generator=batch.generator).unflatten(0, (-1, self.n_partners))
-        j = j[:, 0] if self.n_partners == 1 else j
-        return self.loss(batch, end=(self.train.x[j].to(batch.x), self.train.y[j].to(batch.y)))
+            index = batch.index.repeat_interleave(n_partners)
+            j = table.sample(index, generator=batch.generator).unflatten(0, (-1, n_partners))
+        j = j[:, 0] if n_partners == 1 else j
+        return {"end": (train.x[j].to(batch.x), train.y[j].to(batch.y))}
 
-
-class _SelfPartners(ModuleObjective):
-    """Each sample is its own partner: bridges from a sample to itself."""
-
-    def call(self, batch: Batch) -> Tensor:
-        return self.loss(batch, end=(batch.x, batch.y))
+    return ends
 
 
 class Released(Weighting):
@@ -148,6 +140,7 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     ``pairing="label_kernel"``, as C-Mixup does, itself included. With ``"self"`` each sample is its own.
     """
     mode = settings.pop("partners", "batch")
+    checks.choice("partners", mode, ("batch", "data", "self"))
     table: PartnerTable | TargetKernel | None = None
     if mode == "data" and settings.pop("pairing", None) == "label_kernel":
         table = TargetKernel(context.data.train.y, settings.pop("bandwidth"))
@@ -155,21 +148,23 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
         table = PartnerTable(context.data.train.x, power=settings.pop("power", 1.0))
     given = {"num_classes": context.num_classes, "validate": False, **elliptic_settings(settings)}
     module = Elliptic(context.model, context.loss_fn, **given)
+    if mode == "self":
+        return Prepared(ModuleObjective(module, lambda batch: {"end": (batch.x, batch.y)}))
     if table is None:
-        return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
+        return Prepared(ModuleObjective(module))
     n_partners = 1 if module.bridges.same_partner else module.bridges.n_bridges
-    return Prepared(_DataPartners(module, table, context, n_partners))
+    return Prepared(ModuleObjective(module, _data_partners(table, context.data.train, n_partners)))
 
 
 def input_noise(settings: Settings, context: Context) -> Prepared:
     """Noise alone; ``partners="data"`` draws those of ``sigma="green"`` from the whole training set."""
     mode = settings.pop("partners", "batch")
-    found = from_module(baselines.InputNoise)(settings, context)
+    checks.choice("partners", mode, ("batch", "data"))
+    module = baselines.InputNoise(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     if mode == "batch":
-        return found
-    assert isinstance(found.objective, ModuleObjective)
-    table = PartnerTable(context.data.train.x)
-    return Prepared(_DataPartners(found.objective.module, table, context, 1))
+        return Prepared(ModuleObjective(module))
+    partners = _data_partners(PartnerTable(context.data.train.x), context.data.train)
+    return Prepared(ModuleObjective(module, partners))
 
 
 def group_dro(settings: Settings, context: Context) -> Prepared:
@@ -180,7 +175,7 @@ def group_dro(settings: Settings, context: Context) -> Prepared:
     sizes = torch.bincount(group)
     settings = {"group_sizes": sizes, "num_classes": context.num_classes, **settings}
     module = baselines.GroupDRO(context.model, context.loss_fn, len(sizes), **settings)
-    return Prepared(Grouped(module, group))
+    return Prepared(ModuleObjective(module, by_row("group", group)))
 
 
 class _Fish:
@@ -209,20 +204,18 @@ def fish(settings: Settings, context: Context) -> Prepared:
 def ada(settings: Settings, context: Context) -> Prepared:
     """ADA with ``n_clusters`` of the training rows; ``cluster_on="targets"`` clusters their targets alone."""
     n, on = settings.pop("n_clusters"), settings.pop("cluster_on", "rows")
-    if on not in ("rows", "targets"):
-        raise TypeError(f"cluster_on must be 'rows' or 'targets', but got {on!r}")
+    checks.choice("cluster_on", on, ("rows", "targets"))
     module = baselines.ADA(context.model, context.loss_fn, **settings)
     train = context.data.train
     x = train.x if on == "rows" else None
     clusters = baselines.anchor_clusters(x, train.y, n, generator=context.generator)
-    return Prepared(Grouped(module, clusters))
+    return Prepared(ModuleObjective(module, by_row("group", clusters)))
 
 
 def foma(settings: Settings, context: Context) -> Prepared:
     """FOMA; ``batches`` is ``"nearest"`` or ``"sampled"`` neighbours in the target, or ``"random"`` rows."""
     kind = settings.pop("batches", "nearest")
-    if kind not in ("nearest", "sampled", "random"):
-        raise TypeError(f"batches must be 'nearest', 'sampled' or 'random', but got {kind!r}")
+    checks.choice("batches", kind, ("nearest", "sampled", "random"))
     layers = [None if layer == "input" else layer for layer in settings.pop("layers", ["input"])]
     objective = ModuleObjective(baselines.FOMA(context.model, context.loss_fn, layers=layers, **settings))
     y, size = context.data.train.y, context.training.batch_size
@@ -231,19 +224,6 @@ def foma(settings: Settings, context: Context) -> Prepared:
         return baselines.neighbour_order(y, size, sampled=kind == "sampled", generator=order)
 
     return Prepared(objective, arrange=None if kind == "random" else arrange)
-
-
-#: Methods by name; those that are nothing but a module have theirs in `elliptica.baselines.names`.
-OBJECTIVES: dict[str, Factory] = {
-    "c-mixup": c_mixup,
-    "ada": ada,
-    "foma": foma,
-    "input-noise": input_noise,
-    "label-smoothing": label_smoothing,
-    "elliptic": elliptic,
-    "groupdro": group_dro,
-    "fish": fish,
-}
 
 
 def _recorded(loss_fn: nn.Module, recorder: Any) -> Objective:
@@ -304,17 +284,6 @@ def jtt(settings: Settings, context: Context) -> Prepared:
     )
 
 
-class _Weighted(ModuleObjective):
-    """A module that is called with the weight of each row."""
-
-    def __init__(self, module: nn.Module, weights: Tensor) -> None:
-        super().__init__(module)
-        self.weights = weights
-
-    def call(self, batch: Batch) -> Tensor:
-        return self.loss(batch, sample_weight=self.weights[batch.index].to(batch.x))
-
-
 def umix(settings: Settings, context: Context) -> Prepared:
     """UMIX: weights from how often a first training was right.
 
@@ -335,7 +304,7 @@ def umix(settings: Settings, context: Context) -> Prepared:
     share = float((weights > 1).double().mean())
     module = baselines.UMIX(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     return Prepared(
-        _Weighted(module, weights),
+        ModuleObjective(module, by_row("sample_weight", weights.to(train.x.dtype))),
         evaluations=found.evaluations,
         seconds=found.seconds,
         details={"weighted_share": share, "window": [start, length]},
@@ -350,18 +319,21 @@ def smote(settings: Settings, context: Context) -> Prepared:
     return Prepared(ModuleObjective(module), data=dataclasses.replace(context.data, train=Split(x, y)))
 
 
-#: Methods by name.
-STAGES: dict[str, Factory] = {"jtt": jtt, "umix": umix, "smote": smote}
-
-
-#: Methods by name.
+#: Methods by name; those that are nothing but a module have theirs in `elliptica.baselines.names`.
 METHODS: dict[str, Factory] = {
     **{name: from_module(module) for name, module in BASELINES.items()},
-    **OBJECTIVES,
-    **STAGES,
+    "c-mixup": c_mixup,
+    "ada": ada,
+    "foma": foma,
+    "input-noise": input_noise,
+    "label-smoothing": label_smoothing,
+    "elliptic": elliptic,
+    "groupdro": group_dro,
+    "fish": fish,
+    "jtt": jtt,
+    "umix": umix,
+    "smote": smote,
 }
-#: Rows that go through the network for each sample of a step, of methods of which their settings do not say.
-ROWS_PER_SAMPLE: dict[str, int] = {name: module.rows_per_sample for name, module in BASELINES.items()}
 
 
 def prepare(name: str, settings: Settings, context: Context) -> Prepared:
@@ -372,13 +344,3 @@ def prepare(name: str, settings: Settings, context: Context) -> Prepared:
 def make_loss(task: str) -> nn.Module:
     """Return the loss of a task."""
     return nn.CrossEntropyLoss() if task == "classification" else nn.MSELoss()
-
-
-def rows_per_sample(name: str, settings: Settings) -> int:
-    """Return the rows that go through the network for each sample of a step."""
-    if name == "c-mixup" and "at" in settings:
-        return 2  # both ends
-    if name != "elliptic":
-        return ROWS_PER_SAMPLE.get(name, 1)
-    n_times = settings.get("n_times", 5) if settings.get("sampling", "marginal") == "path" else 1
-    return int(settings.get("n_bridges", 1)) * int(n_times)

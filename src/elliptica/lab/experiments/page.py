@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from elliptica._utils.extras import count
-from elliptica.lab.experiments.choice import TUNED, Place, group_records, known_tables, read_folder
-from elliptica.lab.experiments.records import Record
+from elliptica.lab.experiments.choice import Place, describe, group_records, known_tables, read_folder
+from elliptica.lab.experiments.records import DRAWS, Record
 from elliptica.lab.experiments.registry import RESPLIT
 from elliptica.lab.experiments.specification import DatasetSpec, Specification, table_name
-from elliptica.lab.experiments.table import DAGGER, Table, cell_texts, make_table
+from elliptica.lab.experiments.table import Table, cell_texts, make_table
 from elliptica.report import charts
 from elliptica.report.judge import BySeed, Measure, Verdict, judge_seeds
 from elliptica.report.page import Chart, Page, Section
@@ -31,13 +30,20 @@ _LABELS = {
 }
 
 
-def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
-    """Build the page about the records in a folder; ``tables`` are files of the user's own tables."""
-    specifications = known_tables(tables)
-    groups = group_records(read_folder(path), path, specifications)
+def runs_page(path: Path, *, tables: Sequence[str] = (), plugins: Sequence[str] = ()) -> Page:
+    """Build the page about the records in a folder; ``tables`` and ``plugins`` are the user's own files.
+
+    Records with earlier random draws, which no command repeats to the digit, are only counted.
+    """
+    records, specifications = read_folder(path), known_tables(tables)
+    current = [record for record in records if record.draws == DRAWS]
+    if not current:
+        raise ValueError(f"All records in {path} have earlier random draws. elliptica run does them anew.")
+    groups = group_records(current, path, specifications)
     files = {table_name(table): table for table in tables}
+    options = ["--out", str(path), *(word for plugin in plugins for word in ("--plugin", plugin))]
     studies = [
-        _study(place, members, specifications, files.get(place[0], place[0]), path)
+        _study(place, members, specifications, ["elliptica", "run", files.get(place[0], place[0]), *options])
         for place, members in groups.items()
     ]
     better = sum(bool(verdict.winners) for verdict, _ in studies)
@@ -50,6 +56,8 @@ def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
         text = "Each table is judged separately with 95 % confidence, so one of twenty verdicts may be wrong."
         sections.insert(0, Section("All tables", [text], [["table", "verdict"], *rows], left=(1,)))
     kind = f"{count(sum(map(len, groups.values())), 'run')} of elliptica run"
+    if len(current) < len(records):
+        kind += f", without {count(len(records) - len(current), 'run')} with earlier random draws"
     return Page(title, headline, [] if len(studies) > 1 else studies[0][0].sentences, sections, kind)
 
 
@@ -57,8 +65,7 @@ def _study(
     place: Place,
     members: Sequence[Record],
     known: Mapping[str, Specification],
-    table: str,
-    out: Path,
+    words: Sequence[str],
 ) -> tuple[Verdict, Section]:
     name, dataset, variant = place
     specification = _specification(place, members, known)
@@ -74,16 +81,24 @@ def _study(
     judged = [measure for measure in measures if measure.name in (first, "average", "worst")]
     reference = "erm" if values[first].get("erm") else rows[0]
     verdict = judge_seeds(values, judged, rows, reference, RESPLIT.get(str(run.load.get("name")), 0.0))
-    words = ["elliptica", "run", table, "--dataset", dataset, "--methods", ",".join(rows)]
-    words += ["--seeds", str(len(seeds)), *["--match", "evaluations"] * run.match_evaluations]
-    for option, value in re.findall(r"(epochs|precision) = (\w+)", variant):
-        words += [f"--{option}", value]
-    command = shlex.join([*words, *["--tuned"] * (TUNED in variant), "--out", str(out)])
-    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, command]
+    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, *_commands(place, members, words)]
     grid, bold = _grid(test, members, dataset, measures)
-    heading = f"{specification.title}: {dataset}" + (f" ({variant})" if variant else "")
+    heading = f"{specification.title}: {dataset}" + (f" ({describe(variant)})" if variant != () else "")
     drawn = _charts(members, verdict, judged, values[first])
     return verdict, Section(heading, [t for t in text if t], grid, bold=bold, charts=drawn)
+
+
+def _commands(place: Place, members: Sequence[Record], words: Sequence[str]) -> list[str]:
+    """Return the commands that repeat the runs, one for each number of seeds."""
+    _, dataset, variant = place
+    if variant is None:
+        return ["No command repeats these runs: the table's file is unknown (pass --table) or has changed."]
+    rows: dict[str, list[str]] = {}
+    for row, seed in {r.run.row: r.run.seed for r in sorted(members, key=lambda r: r.run.seed)}.items():
+        rows.setdefault(str(seed + 1), []).append(row)
+    options = [word for option, value in variant for word in (f"--{option}", value) if word]
+    options += ["--dataset", dataset, "--seeds"]
+    return [shlex.join([*words, *options, n, "--methods", ",".join(rows[n])]) for n in rows]
 
 
 def _specification(
@@ -122,8 +137,7 @@ def _grid(
         for measure, is_paper in heads:
             mean, std, is_best = cell_texts(test, row, (dataset, measure.name), is_paper)
             bold |= {(number, len(line))} if is_best else set()
-            is_old = test.cells[row, dataset, measure.name].is_old and not is_paper
-            line.append((f"{mean} ± {std}" if std else mean) + f" {DAGGER}" * is_old)
+            line.append(f"{mean} ± {std}" if std else mean)
         spent = [_cost(record) for record in members if record.run.row == row]
         line += [f"{statistics.mean(values):,.1f}" for values in zip(*spent, strict=True)]
         table.append([*line, str(len(test.cells[row, dataset, measures[0].name].values))])

@@ -77,7 +77,7 @@ class Record(_Part):
     versions: dict[str, Any]
     rows: dict[str, dict[str, Any]] = {}  # by part of the data: how many, of each class and group
     method: dict[str, Any] = {}  # what the method says about itself
-    curves: dict[str, list[float | None]] = {}  # loss and validation score of each epoch
+    curves: dict[str, list[float | None]] = {}  # validation score of each epoch
     #: Right answers after every epoch, by part and class (or group).
     right: dict[str, dict[str, list[int]]] = {}
 
@@ -152,11 +152,6 @@ def is_recorded(out: Path, run: Run, *, with_epochs: bool = False) -> bool:
     """Whether a run is finished; ``with_epochs`` asks for its right answers after each epoch, too."""
     record = records_of(out, run.table).find(run_hash(run))
     return record is not None and (not with_epochs or bool(record.right))
-
-
-def checkpoint_file(out: Path, run: Run) -> Path:
-    """Where the checkpoint of a run is while it runs."""
-    return out / "checkpoints" / f"{run_hash(run)}.safetensors"
 
 
 def model_file(out: Path, run: Run) -> Path:

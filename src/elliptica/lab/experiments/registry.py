@@ -22,7 +22,7 @@ from elliptica.lab.data.images import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets, shuffle_labels
 from elliptica.lab.data.toy import two_moons
 from elliptica.lab.experiments.context import from_module
-from elliptica.lab.experiments.methods import METHODS, ROWS_PER_SAMPLE
+from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
@@ -128,17 +128,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-def register_method(name: str, *, rows_per_sample: int = 1) -> Callable[[Decorated], Decorated]:
+def register_method(name: str) -> Callable[[Decorated], Decorated]:
     """Register a method of training under a new name for tables.
 
     Decorate a module class such as those of `elliptica.baselines`: made by ``Class(model, loss_fn,
     **settings)`` and called with inputs, targets and ``generator=``, it returns the loss. If it is made with
     ``num_classes``, it gets the number of classes (None for real targets); if ``forward`` takes ``group``, it
     gets the environment of each row. Or decorate a function of settings and a `Context` that returns a
-    `Prepared`, for methods that need the whole training set or several stages. ``rows_per_sample`` is the
-    number of rows that go through the network for each sample of a step, for the record.
+    `Prepared`, for methods that need the whole training set or several stages.
     """
-    ROWS_PER_SAMPLE.setdefault(name, rows_per_sample)
     return _register(
         name, METHODS, lambda method: from_module(method) if isinstance(method, type) else method
     )

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,10 @@ from elliptica._utils.random import stream
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import metrics
 from elliptica.lab.experiments.context import Context
-from elliptica.lab.experiments.methods import METHODS, make_loss, prepare, rows_per_sample
+from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
 from elliptica.lab.experiments.records import (
     DRAWS,
     Record,
-    checkpoint_file,
     is_recorded,
     model_file,
     records_of,
@@ -73,7 +73,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     """Train and measure one run, from its checkpoint if there is one."""
     load_plugins(options.plugins)  # this may be another process than that of the command
     data = load_dataset(run.load, run.seed, options.data_dir)
-    settings, device = training_settings(run), torch.device(options.device)
+    settings, device = TrainingSettings(**run.training), torch.device(options.device)
     model = make_model(run.model, data, run.load["name"], run.seed)
     method = prepare(run.method, run.settings, _context(run, data, model, settings, device))
     shares = metrics.group_shares(data.train)
@@ -127,11 +127,10 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             "rows": metrics.count_rows(data),
             "method": method.details,
             "epoch": result.epoch,
-            "curves": {"loss": _rounded(result.losses), "validation": _rounded(result.scores)},
+            "curves": {"validation": [float(f"{score:.6g}") for score in result.scores]},
             "right": _by_epoch(result.observed) if options.every_epoch else {},
             "cost": {
                 "evaluations": result.evaluations + method.evaluations,
-                "rows_per_sample": rows_per_sample(run.method, run.settings),
                 "epochs": result.epochs,
                 "seconds": result.seconds + method.seconds,
                 "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
@@ -145,17 +144,11 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
 
 def checkpoint_of(run: Run, options: Options) -> Path:
     """Return where a run keeps its checkpoint; other plugins, or answers of every epoch, have another."""
-    file = checkpoint_file(options.out, run)
     kind = "-epochs" if options.every_epoch else ""
     if options.plugins:  # code that was changed must not go on from what it did before
         code = b"".join(Path(plugin).read_bytes() for plugin in options.plugins)
         kind += "-" + hashlib.blake2b(code, digest_size=4).hexdigest()
-    return file.with_name(f"{file.stem}{kind}{file.suffix}")
-
-
-def _rounded(values: list[float]) -> list[float]:
-    """Six digits, which is enough to look at."""
-    return [float(f"{value:.6g}") for value in values]
+    return options.out / "checkpoints" / f"{run_hash(run)}{kind}.safetensors"
 
 
 def _by_epoch(observed: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
@@ -194,14 +187,6 @@ def ordinary_evaluations(n_rows: int, settings: TrainingSettings) -> int:
     """Rows that ordinary training sends through its network."""
     left_out = n_rows % settings.batch_size if settings.drop_last and n_rows >= settings.batch_size else 0
     return settings.epochs * (n_rows - left_out)
-
-
-def training_settings(run: Run) -> TrainingSettings:
-    """How a run trains; TOML and JSON have lists in the place of tuples."""
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in run.training.items()
-    }
-    return TrainingSettings(**given)
 
 
 @contextlib.contextmanager
@@ -252,10 +237,8 @@ def _check(run: Run, options: Options, loaded: dict[str, Dataset]) -> None:
     for name, known in names:
         if name not in known:
             raise ValueError(f"{name} is not among {', '.join(known)}, or in a file of --plugin.")
-    training, key = (
-        dataclasses.replace(training_settings(run), epochs=1),
-        json.dumps(run.load, sort_keys=True),
-    )
+    training = dataclasses.replace(TrainingSettings(**run.training), epochs=1)
+    key = json.dumps(run.load, sort_keys=True)
     if key not in loaded:
         loaded[key] = _few_rows(load_dataset(run.load, run.seed, options.data_dir))
     data = loaded[key]
@@ -322,8 +305,29 @@ def _here(runs: Sequence[Run], options: Options, listen: Listener) -> Iterator[R
 
 
 def _in_processes(runs: Sequence[Run], options: Options, _: Listener) -> Iterator[Result]:
-    calls = [delayed(_in_process)(os.getpid(), number, run, options) for number, run in enumerate(runs)]
-    yield from Parallel(options.jobs, return_as="generator_unordered")(calls)
+    """Do runs in joblib's workers; those under way when a worker died are repeated, each by itself."""
+    queues, jobs = [list(range(len(runs)))], options.jobs
+    for numbers in queues:  # which grows
+        begun, ended = set[int](), set[int]()
+        pool = Parallel(jobs, batch_size=1, pre_dispatch=jobs, return_as="generator_unordered")
+        try:
+            for result in pool(_calls(numbers, begun, runs, options)):
+                ended.add(result[0])
+                yield result
+        except BrokenProcessPool as error:
+            if len(numbers) == 1:
+                yield numbers[0], f"{type(error).__name__}: {error}".splitlines()[0]
+            else:
+                queues += [[number] for number in sorted(begun - ended)]
+                queues.append([number for number in numbers if number not in begun])
+
+
+def _calls(
+    numbers: Sequence[int], begun: set[int], runs: Sequence[Run], options: Options
+) -> Iterator[tuple[Any, ...]]:
+    for number in numbers:
+        begun.add(number)
+        yield delayed(_in_process)(os.getpid(), number, runs[number], options)
 
 
 def _in_process(parent: int, number: int, run: Run, options: Options) -> Result:
@@ -351,7 +355,10 @@ def _on_ray(runs: Sequence[Run], options: Options, _: Listener) -> Iterator[Resu
         ray.init(address=options.ray, log_to_driver=False)
     gpus = 1 if torch.device(options.device).type == "cuda" else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_attempt)
-    waiting = {task.remote(n, run, dataclasses.replace(options, ray=None)): n for n, run in enumerate(runs)}
+    paths = {name: getattr(options, name) for name in ("out", "data_dir", "tensorboard")}
+    paths = {name: path.absolute() for name, path in paths.items() if path}  # workers have other folders
+    given = dataclasses.replace(options, ray=None, **paths)
+    waiting = {task.remote(number, run, given): number for number, run in enumerate(runs)}
     try:
         while waiting:
             (done,), _rest = ray.wait(list(waiting))

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from elliptica.lab.training.batch import TrainingSettings
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
@@ -165,8 +167,11 @@ def parse_specification(text: str, name: str) -> Specification:
     except tomllib.TOMLDecodeError as error:
         raise SpecificationError(f"{name} is not valid TOML: {error}") from error
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
-        raise SpecificationError(f"{name} has wrong entries: {'; '.join(wrong)}") from error
+        raise SpecificationError(f"{name} has wrong entries: {_describe(error)}") from error
+
+
+def _describe(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
 
 
 def runs(
@@ -235,7 +240,7 @@ def _run(
     match_evaluations: bool,
     training: dict[str, Any],
 ) -> Run:
-    """Return the run of seed 0 of a row."""
+    """Return the run of seed 0 of a row; raises `SpecificationError` if it cannot train so."""
     spec = specification.datasets[dataset]
     method = settings.pop("method", row)
     if method == "elliptic":
@@ -245,6 +250,11 @@ def _run(
     if epochs is not None and not match_evaluations:  # matched costs need no other schedule
         usual = spec.training.get("epochs", epochs)
         row_training["epochs"] = max(round(epochs * training.get("epochs", usual) / usual), 1)
+    training = {**spec.training, **training, **row_training}
+    try:
+        TrainingSettings(**training)
+    except ValidationError as error:
+        raise SpecificationError(f"{name}, {dataset}, {row}: training: {_describe(error)}") from error
     return Run(
         table=name,
         dataset=dataset,
@@ -256,7 +266,7 @@ def _run(
         select=spec.select or specification.select,
         load={"name": dataset, **spec.load},
         model=spec.model,
-        training={**spec.training, **training, **row_training},
+        training=training,
         settings=settings,
         match_evaluations=match_evaluations,
     )

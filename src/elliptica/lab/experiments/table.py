@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from elliptica._utils.extras import count
 from elliptica._utils.statistics import student_tail
 from elliptica.lab.experiments.metrics import MEANING, Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record
@@ -32,11 +33,7 @@ RULE = (
 )
 DAGGER = "†"
 OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to the digit."
-
-
-def dagger_of(records: Iterable[Record]) -> str:
-    """The mark of records that a run would no longer give to the last digit; empty if there are none."""
-    return f" {DAGGER}" * any(record.draws != DRAWS for record in records)
+HIDDEN = "with earlier random draws left out: elliptica run does them anew, --all-draws shows them"
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,17 @@ def make_table(
     part: Part = "test",
     remarks: tuple[str, ...] = (),
     epoch: Epoch = "chosen",
+    *,
+    all_draws: bool = False,
 ) -> Table:
     """Collect the records of the runs that a table consists of.
 
     The validation part is for choices among methods; the paper's values stand beside the test part only.
-    ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`.
+    ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`. Records with earlier
+    random draws, which a new run does not repeat to the digit, are only counted, or marked if ``all_draws``.
     """
-    by_run = {(record.run.key, record.run.seed): record for record in records}
+    recorded = {(record.run.key, record.run.seed): record for record in records}
+    by_run = {place: record for place, record in recorded.items() if all_draws or record.draws == DRAWS}
     papers = _papers(name, specification, wanted) if part == "test" and epoch != "best" else {}
     cells: dict[Place, Cell] = {}
     for run in wanted:
@@ -115,7 +116,9 @@ def make_table(
     can_be_bold = any(len(cell.values) >= MIN_SEEDS for cell in cells.values())
     notes.append(RULE if can_be_bold else SPREAD)
     notes.append(OLD * any(cell.is_old for cell in cells.values()))
-    if missing := sum((run.key, run.seed) not in by_run for run in wanted):
+    if hidden := [record.run.row for place, record in recorded.items() if place not in by_run]:
+        notes.append(f"{count(len(hidden), 'run')} {HIDDEN} ({', '.join(dict.fromkeys(hidden))}).")
+    if missing := sum((run.key, run.seed) not in recorded for run in wanted):
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
     decimals = {d: _decimals(cells, d, specification.metric) for d in datasets}
     title = f"{specification.title} ({specification.paper})" if specification.paper else specification.title

@@ -92,8 +92,9 @@ def _choose(
             continue
         (record,) = read_records(at.out, [trial])
         score = score_of(dict(record.metrics["validation"]), trial.metric, trial.select)
-        trials.append({"values": values, "score": score})
-    best = max((t for t in trials if t["score"] is not None), key=lambda t: t["score"], default=None)
+        trials.append({"values": values, "score": abs(score)})  # errors are less than 0 there
+    done = [trial for trial in trials if trial["score"] is not None]
+    best = (max if run.metric == "accuracy" else min)(done, key=lambda t: t["score"], default=None)
     if best is None:
         return f"All {len(trials)} trials failed. The first: {trials[0]['error']}"
     return {**best, "rule": f"best {run.select} on the validation part", "trials": trials}

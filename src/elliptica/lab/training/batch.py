@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
+from pydantic import ConfigDict, Field
+from pydantic import dataclasses as checked
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from elliptica._utils import checks
 from elliptica._utils.perceptron import make_adam
 from elliptica.lab.data.groups import ImageFiles
 from elliptica.lab.data.splits import Split
 
-Optimiser = Literal["adam", "sgd"]
-Selection = Literal["validation", "last"]
-Precision = Literal["float32", "bfloat16"]
-Augmentation = Literal["none", "flip_crop"]
-Balance = Literal["none", "group", "class"]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
+@checked.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainingSettings:
     """Settings of `fit` (paper: Table 12).
 
@@ -49,32 +48,25 @@ class TrainingSettings:
             reference does on SkillCraft, Crime and RCF-MNIST.
     """
 
-    epochs: int
-    batch_size: int
-    lr: float
-    optimizer: Optimiser = "adam"
-    momentum: float = 0.0
+    epochs: Count
+    batch_size: Count
+    lr: Positive
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: NonNegative = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
+    weight_decay: NonNegative = 0.0
+    milestones: tuple[Count, ...] = ()
+    gamma: Positive = 0.1
     drop_last: bool = False
-    select: Selection = "validation"
-    patience: int | None = None
-    precision: Precision = "float32"
-    augment: Augmentation = "none"
-    padding: int = 2
-    balance: Balance = "none"
+    select: Literal["validation", "last"] = "validation"
+    patience: Count | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    augment: Literal["none", "flip_crop"] = "none"
+    padding: Annotated[int, Field(ge=0)] = 2
+    balance: Literal["none", "group", "class"] = "none"
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        checks.count("epochs", self.epochs)
-        checks.positive("lr", self.lr)
-        checks.choice("optimizer", self.optimizer, get_args(Optimiser))
-        checks.choice("select", self.select, get_args(Selection))
-        checks.choice("precision", self.precision, get_args(Precision))
-        checks.choice("augment", self.augment, get_args(Augmentation))
-        checks.choice("balance", self.balance, get_args(Balance))
         if self.optimizer == "adam" and (self.momentum or self.nesterov):
             raise ValueError('momentum and nesterov need optimizer="sgd".')
         if not self.shuffle and self.balance != "none":

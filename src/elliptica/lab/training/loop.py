@@ -36,17 +36,17 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass
-class State:
-    """Numbers of a training at the end of an epoch."""
+class FitResult:
+    """Numbers of a training: at the end of an epoch, and in the end."""
 
-    epoch: int = 0
-    best_score: float = -math.inf
-    best_epoch: int = -1
-    evaluations: int = 0
-    seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    observed: list[Any] = field(default_factory=list)
+    epochs: int = 0  # epochs that were run
+    score: float = -math.inf  # validation score of the epoch that is chosen so far
+    epoch: int = -1  # that epoch, from 0; in the end the model has its weights
+    evaluations: int = 0  # rows that went through the model in training
+    seconds: float = 0.0  # wall time of training and validation, over all sittings
+    losses: list[float] = field(default_factory=list)  # mean training loss of each epoch
+    scores: list[float] = field(default_factory=list)  # validation score of each epoch
+    observed: list[Any] = field(default_factory=list)  # what `observe` gave after each epoch
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Trained:
     order: torch.Generator
     noise: torch.Generator
 
-    def save(self, file: Path, state: State, best: Tensors) -> None:
+    def save(self, file: Path, state: FitResult, best: Tensors) -> None:
         """Replace the checkpoint; ``best`` are the weights of the best epoch so far."""
         objective: object = self.objective
         groups = {
@@ -76,7 +76,7 @@ class Trained:
         with replacing(file) as part:
             save_file(tensors, part, metadata={"training": text})
 
-    def restore(self, file: Path) -> tuple[State, Tensors] | None:
+    def restore(self, file: Path) -> tuple[FitResult, Tensors] | None:
         """Load a checkpoint; None if there is none or it is damaged. Other settings raise a ValueError."""
         if not file.exists():
             return None
@@ -100,7 +100,7 @@ class Trained:
         self.order.set_state(groups["streams"]["order"])
         self.noise.set_state(groups["streams"]["noise"])
         torch.set_rng_state(groups["dropout"]["state"])
-        return State(**content["state"]), groups["best"]
+        return FitResult(**content["state"]), groups["best"]
 
 
 def model_tensors(model: nn.Module) -> Tensors:
@@ -143,20 +143,6 @@ class EpochEnd:
 
 #: Callback after each epoch.
 Progress = Callable[[EpochEnd], object]
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """Result of `fit`."""
-
-    score: float  # validation score of the epoch that was chosen; the model has its weights
-    epoch: int  # that epoch, from 0
-    epochs: int  # epochs that were run
-    evaluations: int  # rows that went through the model in training
-    seconds: float  # wall time of training and validation, over all sittings
-    losses: list[float]  # mean training loss of each epoch
-    scores: list[float]  # validation score of each epoch
-    observed: list[Any]  # what `observe` gave after each epoch
 
 
 def fit(
@@ -209,7 +195,7 @@ def fit(
     optimizer = settings.make_optimizer(model)
     order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
     trained = Trained(settings, model, objective, optimizer, order, noise)
-    state, best = State(), model_tensors(model)
+    state, best = FitResult(), model_tensors(model)
     weights = settings.row_weights(data.train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(name, seed, "model"))
@@ -236,55 +222,44 @@ def fit(
             value = score(model, data.validation)
             state.scores.append(value)
             is_early = getattr(objective, "is_warming_up", False)
-            if is_early or settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
-                state.best_score, state.best_epoch = -math.inf if is_early else value, state.epoch
+            if is_early or settings.select == "last" or value >= state.score or state.epoch < 0:
+                state.score, state.epoch = -math.inf if is_early else value, state.epochs
                 best = model_tensors(model)
             if observe is not None:
                 state.observed.append(observe(model))
-            state.epoch += 1
+            state.epochs += 1
             state.seconds += time.perf_counter() - begin
             if checkpoint is not None:
                 trained.save(checkpoint, state, best)
             progress(_end(state, trained, budget))
     model.load_state_dict(best)
     model.eval()
-    return FitResult(
-        state.best_score,
-        state.best_epoch,
-        state.epoch,
-        state.evaluations,
-        state.seconds,
-        state.losses,
-        state.scores,
-        state.observed,
-    )
+    return state
 
 
-def _is_finished(state: State, settings: TrainingSettings, budget: int | None) -> bool:
-    if state.epoch >= settings.epochs if budget is None else state.evaluations >= budget:
+def _is_finished(state: FitResult, settings: TrainingSettings, budget: int | None) -> bool:
+    if state.epochs >= settings.epochs if budget is None else state.evaluations >= budget:
         return True
-    return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience > 0
+    return settings.patience is not None and state.epochs - 1 - state.epoch >= settings.patience
 
 
-def _end(state: State, trained: Trained, budget: int | None) -> EpochEnd:
+def _end(state: FitResult, trained: Trained, budget: int | None) -> EpochEnd:
     epochs = trained.settings.epochs
     if budget is not None:
-        epochs = max(state.epoch, math.ceil(budget * state.epoch / max(state.evaluations, 1)))
+        epochs = max(state.epochs, math.ceil(budget * state.epochs / max(state.evaluations, 1)))
     rate = float(trained.optimizer.param_groups[0]["lr"])
     loss, score = state.losses[-1], state.scores[-1]
-    return EpochEnd(
-        state.epoch, epochs, loss, score, state.best_score, rate, state.seconds, state.evaluations
-    )
+    return EpochEnd(state.epochs, epochs, loss, score, state.score, rate, state.seconds, state.evaluations)
 
 
 def _epoch(
-    state: State, trained: Trained, parts: Iterator[Batch], device: torch.device, budget: int | None
+    state: FitResult, trained: Trained, parts: Iterator[Batch], device: torch.device, budget: int | None
 ) -> None:
     """Run one pass over the training rows, or the part that the budget allows."""
     begin = time.perf_counter()
     model, settings = trained.model, trained.settings
     model.train()
-    total, steps, place = torch.zeros((), device=device), 0, float(state.epoch)
+    total, steps, place = torch.zeros((), device=device), 0, float(state.epochs)
     with _counted(model) as count:
         for batch in parts:
             if budget is not None:
@@ -298,7 +273,7 @@ def _epoch(
     mean = float(total) / max(steps, 1)
     if not math.isfinite(mean):
         raise FloatingPointError(
-            f"The training loss became {mean} in epoch {state.epoch + 1}. Lower lr (it is "
+            f"The training loss became {mean} in epoch {state.epochs + 1}. Lower lr (it is "
             f"{settings.rate(place):g}), or check the objective's settings."
         )
     state.losses.append(mean)
