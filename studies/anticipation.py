@@ -206,10 +206,9 @@ def measure(problem: str, dim: int, seed: int) -> Iterator[Record]:
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Record what is not recorded yet."""
-    done = {(r["problem"], r["dim"]) for r in records}
-    for problem, (_, dims) in PROBLEMS.items():
-        for dim in (dim for dim in dims if (problem, dim) not in done):
-            yield [rounded(record) for seed in SEEDS for record in measure(problem, dim, seed)]
+    places = [(problem, dim) for problem, (_, dims) in PROBLEMS.items() for dim in dims]
+    for problem, dim in STUDY.missing(records, places):
+        yield [rounded(record) for seed in SEEDS for record in measure(problem, dim, seed)]
 
 
 TASKS = ("classification", "regression")

@@ -131,8 +131,7 @@ def run_variant(variant: str) -> Record:
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Run the variants that are missing."""
-    done = {record["variant"] for record in records}
-    yield from ([run_variant(variant)] for variant in VARIANTS if variant not in done)
+    yield from ([run_variant(*cell)] for cell in STUDY.missing(records, ([name] for name in VARIANTS)))
 
 
 def keeps(run: Record) -> bool:
