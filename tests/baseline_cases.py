@@ -3,6 +3,23 @@
 import torch
 from torch import nn
 
+UNEVEN = torch.tensor([3, 0, 7, 0, 3, 0, 0, 7, 3, 0, 7, 3])  # with gaps, and of sizes 5, 4, 3
+GROUPINGS = {
+    "even": torch.arange(12) % 3,
+    "uneven": UNEVEN,
+    "lonely": torch.tensor([3, 0, 0, 0, 3, 0, 0, 7, 3, 0, 0, 3]),  # one row of group 7
+    "alone": torch.arange(12),  # one row of every group
+    "one": torch.zeros(12, dtype=torch.long),
+}
+
+
+class Recorder(nn.Module):
+    """Keeps what it is called with, and gives it back."""
+
+    def forward(self, x):
+        self.seen = x
+        return x
+
 
 def network(n_in=3, n_out=4):
     return nn.Sequential(nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out)).double()

@@ -55,15 +55,6 @@ def assert_coverage(hits, n, level):
     assert p > ALPHA, f"{round(hits)} of {n} intervals of {level:.0%} hold, p={p:.1e}"
 
 
-def assert_equal_variances(a, b):
-    """Two independent sets of Gaussians with mean zero have the same variance (F test)."""
-    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (a, b))
-    ratio = float(np.square(a).mean() / np.square(b).mean())
-    law = stats.f(len(a), len(b))
-    p = 2 * min(law.cdf(ratio), law.sf(ratio))
-    assert p > ALPHA, f"ratio of variances {ratio:.4f}, p={p:.1e} (n={len(a)}, {len(b)})"
-
-
 def assert_same_distribution(a, b):
     """Two-sample Kolmogorov-Smirnov."""
     a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (a, b))

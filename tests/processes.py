@@ -87,11 +87,3 @@ def torchrun(*arguments, size=2, env=None):
         "stderr": subprocess.PIPE,
         "text": True,
     }
-
-
-def is_running(pid):
-    """Whether a process is alive; one that only waits to be noticed is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -102,15 +102,6 @@ def test_appendix_e_formulations():
     train(DynkinSum(network(), MSE, sigma=0.1))
 
 
-@pytest.mark.parametrize(
-    "sigma",
-    [0.1, torch.tensor([0.1, 0.2, 0.3]), elliptica.Green(), elliptica.auto_sigma(X)],
-    ids=["number", "per feature", "green", "auto"],
-)
-def test_noise(sigma):
-    train(Elliptic(network(), MSE, sigma=sigma))
-
-
 def test_quadratures_simplex_maps_and_intrinsic_dimension():
     train(Elliptic(network(), MSE, quadrature="uniform"))
     train(Elliptic(network(), MSE, **WHOLE, quadrature="left"))

@@ -160,13 +160,3 @@ def test_constraints_pin_every_dependency():
     wanted = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values())) - {"elliptica", "tomli"}
     assert {name.lower() for name in wanted} <= set(pinned)
     assert pinned["torch"] == "2.13.0"
-
-
-def test_no_message_words_the_remedy_for_itself():
-    """One helper does."""
-    own = {
-        path.relative_to(SOURCE).as_posix()
-        for path in SOURCE.rglob("*.py")
-        if re.search(r"pip install (-U )?['\"]*elliptica\[", path.read_text(encoding="utf-8"))
-    }
-    assert own == {"_utils/extras.py"}

@@ -21,7 +21,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import elliptica
-from elliptica import Elliptic, baselines, landscape
+from elliptica import Elliptic
 from elliptica.core.bridge import time_weights
 from elliptica.core.partners import kernel_weights, target_distances
 
@@ -88,7 +88,7 @@ def stream(seed):
 
 
 ROWS = 8
-X, REAL, LABELS, GROUPS = waves(ROWS, 3), waves(ROWS, 1, phase=9), torch.arange(ROWS) % 3, torch.arange(8) % 2
+X, REAL, LABELS = waves(ROWS, 3), waves(ROWS, 1, phase=9), torch.arange(ROWS) % 3
 FAR = 1.5 * (torch.arange(ROWS) // 4)[:, None].double()  # two clusters, so that partners matter
 MANY = (waves(ROWS, 4, phase=5) > 0).double()
 PARTNERS = torch.tensor([[3, 3], [0, 0], [5, 5], [7, 7], [1, 1], [6, 6], [2, 2], [4, 4]])
@@ -162,64 +162,6 @@ def laws():
     }
 
 
-def objectives_without_draws():
-    """Baselines that draw nothing."""
-    groups, of_classes = {"group": GROUPS}, {"num_classes": 3}
-    cases = {
-        "erm": (baselines.ERM, of_classes, {}),
-        "dro cvar": (baselines.DRO, {"alpha": 0.5, **of_classes}, {}),
-        "dro chi2": (baselines.DRO, {"divergence": "chi2", "rho": 0.3, **of_classes}, {}),
-        "doro": (baselines.DORO, {"epsilon": 0.2, "alpha": 0.5, **of_classes}, {}),
-        "focal": (baselines.Focal, of_classes, {}),
-        "tilted": (baselines.Tilted, of_classes, {}),
-        "smoothing": (baselines.LabelSmoothing, of_classes, {}),
-        "groupdro": (baselines.GroupDRO, {"n_groups": 2, "step_size": 0.5, **of_classes}, groups),
-        "irm": (baselines.IRM, {"penalty": 2.0, "anneal_steps": 0, **of_classes}, groups),
-        "vrex": (baselines.VREx, {"penalty": 2.0, "anneal_steps": 0, **of_classes}, groups),
-        "coral": (baselines.CORAL, {"at": "1", **of_classes}, groups),
-        "ib-irm": (baselines.IBIRM, {"at": "1", "penalty": 2.0, "anneal_steps": 0, "ib_penalty": 2.0,
-                                     "ib_anneal_steps": 0, **of_classes}, groups),
-    }  # fmt: skip
-    found = {}
-    for name, (kind, settings, given) in cases.items():
-        model = network(3)
-        found[name] = value_and_slope(kind(model, CE, **settings)(X, LABELS, **given), model)
-    losses = waves(ROWS).abs()
-    found["cvar weights"] = baselines.cvar_weights(losses, 0.3).tolist()
-    found["chi2 weights"] = baselines.chi2_weights(losses, 0.3).tolist()
-    found["anchor"] = baselines.anchor_rows(X, GROUPS, 1.5)[0].tolist()
-    found["foma"] = baselines.foma_batch(X, REAL, share=0.5, rho=0.7)[0][0].tolist()
-    found["balanced"] = baselines.group_balanced_weights(LABELS).tolist()
-    return found
-
-
-def drawn_baselines(n_draws):
-    """Baselines that draw, as means over draws."""
-    groups, of_classes = {"group": GROUPS}, {"num_classes": 3}
-    cases = {
-        "mixup": (baselines.Mixup, of_classes, {}),
-        "manifold-mixup": (baselines.ManifoldMixup, {"layers": [None, "0"], **of_classes}, {}),
-        "mixupe": (baselines.MixupE, of_classes, {}),
-        "nfm": (baselines.NFM, {"layers": [None, "0"], **of_classes}, {}),
-        "regmixup": (baselines.RegMixup, of_classes, {}),
-        "umix": (baselines.UMIX, of_classes, {"sample_weight": 1 + waves(ROWS) / 2}),
-        "input-noise": (baselines.InputNoise, {"sigma": 0.3, **of_classes}, {}),
-        "lisa": (baselines.LISA, of_classes, groups),
-        "domainmix": (baselines.DomainMix, of_classes, groups),
-        "c-mixup": (baselines.CMixup, {"bandwidth": 0.5}, {}),
-        "foma": (baselines.FOMA, {"rho": 0.7}, {}),
-        "ada": (baselines.ADA, {}, groups),
-    }
-    found = {}
-    for name, (kind, settings, given) in cases.items():
-        y, loss, n_out = (LABELS, CE, 3) if "num_classes" in settings else (REAL + FAR, MSE, 1)
-        module = kind(network(n_out), loss, **settings)
-        found[name] = mean_over_draws(
-            lambda g, m=module, y=y, given=given: m(X + FAR, y, generator=g, **given), 3 * n_draws
-        )
-    return found
-
-
 def green_variance(generator):
     """Mean of V (n - 4) / r^2 over the bridges of one draw, from their midpoints; its expectation is one."""
     ends = waves(50, 8), waves(50, 8, phase=2)
@@ -229,7 +171,7 @@ def green_variance(generator):
 
 
 def drawn(n_draws=100):
-    """Means over draws: every pairing, weighting and sampling, then the baselines."""
+    """Means over draws: every pairing, weighting and sampling."""
     found = {}
     for pairing in PAIRINGS:
         for sampling in ("marginal", "path"):
@@ -246,7 +188,7 @@ def drawn(n_draws=100):
         o = Elliptic(network(), MSE, sigma=sigma, n_bridges=8)
         found[f"sigma {name}"] = mean_over_draws(lambda g, o=o: o(X, REAL, generator=g), n_draws)
     found["Green's variance"] = mean_over_draws(green_variance, n_draws)
-    return {**found, **drawn_baselines(n_draws)}
+    return found
 
 
 def estimators():
@@ -317,7 +259,7 @@ def differing(found, known, agree):
             if n not in found or n not in known or not agree(found[n], known[n])}  # fmt: skip
 
 
-@pytest.mark.parametrize("section", [objective, laws, objectives_without_draws], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("section", [objective, laws], ids=lambda f: f.__name__)
 def test_exact(section):
     same = lambda a, b: np.allclose(a, b, rtol=1e-10, atol=1e-12)  # noqa: E731
     assert not differing(section(), recorded(section.__name__), same)
@@ -328,78 +270,7 @@ def test_drawn():
     assert not differing(drawn(), recorded("drawn"), near)
 
 
-def harmonic(z):
-    return z[:, 0].exp() * z[:, 1].cos()
-
-
-DISK = landscape.Ball(torch.zeros(2).double(), 1.0)
-SQUARE = landscape.Box(-torch.ones(2).double(), torch.ones(2).double())
-AT = torch.tensor([[0.5, 0.3], [-0.2, 0.1]]).double()
 #: Name: value at the boundary, domain, settings, and the solution.
-PROBLEMS = {
-    "harmonic in a ball": (harmonic, DISK, {}, harmonic(AT)),
-    "harmonic in a ball by walks": (harmonic, DISK, {"solver": "spheres"}, harmonic(AT)),
-    "harmonic in a ball by steps": (harmonic, DISK, {"solver": "euler", "dt": 4e-3}, harmonic(AT)),
-    "harmonic in a box": (harmonic, SQUARE, {}, harmonic(AT)),
-    "absorption on a line": (1.0, landscape.Ball(torch.zeros(1).double(), 1.0),
-                             {"operator": landscape.Operator(absorption=0.5)}, None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_landscape(name):
-    """|value - exact| within four standard errors and the stated bias."""
-    value, domain, settings, truth = PROBLEMS[name]
-    at = AT
-    if truth is None:  # u''/2 = c u with u(+-1) = 1
-        at = AT[:, :1]
-        truth = torch.cosh(at[:, 0]) / math.cosh(1)
-    found = landscape.estimate_landscape(value, domain, at, n_walks=2000, generator=stream(0), **settings)
-    assert ((found.value - truth).abs() <= 4 * found.stderr + found.bias + 1e-9).all(), (found, truth)
-    assert float(found.stderr.max()) < 0.05
-
-
-def test_exit_times():
-    """E tau = (R^2 - r^2) / d for Brownian motion in a ball."""
-    found = landscape.estimate_landscape(0.0, DISK, AT, solver="spheres", n_walks=4000, generator=stream(0))
-    truth = (1 - AT.square().sum(1)) / 2
-    assert ((found.exit_time - truth).abs() <= 4 * found.exit_time_stderr + 1e-2).all()
-
-
-def test_hitting_times():
-    """A harmonic loss has the same mean at the ends of walks as at their starts."""
-    z = waves(20, 2)
-    loss = lambda output, target: (output * target).flatten()  # noqa: E731
-    times = elliptica.HittingTimes(nn.Identity(), loss, z[:, :1], z[:, 1:], target_space="real", n_walks=4000)
-    at = torch.tensor([[0.1]]).double(), torch.tensor([[0.2]]).double()
-    ends = times.sample(*at, generator=stream(0))
-    values = (ends.x * ends.y).flatten()
-    assert abs(float(values.mean()) - 0.02) <= 4 * float(values.std()) / math.sqrt(len(values))
-
-
-def test_reports():
-    """Statistics of linear regression, where they are known: the Laplacian is 2 (|w|^2 + 1)."""
-    from elliptica import landscape as diagnostics
-
-    model = nn.Linear(3, 1).double()
-    with torch.no_grad():
-        model.weight.copy_(waves(1, 3)), model.bias.zero_()
-    field = landscape.LossField(model, MSE)
-    truth = 2 * (float(model.weight.detach().square().sum()) + 1)
-    report = diagnostics.subharmonicity_report(field, X, REAL, 0.1, 2000, joint=True, generator=stream(0))
-    assert (report.laplacian - truth).abs().max() <= 4.5 * float(report.laplacian_stderr.max()) + 1e-9
-    assert report.passed
-    ball, sides = (
-        landscape.Ball(torch.zeros(4).double(), 5.0),
-        [(r * X[:2], r * REAL[:2]) for r in (0.3, 2.0)],
-    )
-    ordering = diagnostics.ordering_report(field, ball, *sides, n_directions=2000, n_walks=500,
-                                           generator=stream(0))  # fmt: skip
-    assert (ordering.least, ordering.largest) == pytest.approx((truth / 2, truth / 2), rel=0.2)
-    assert ordering.rare.exit_time == pytest.approx((25 - float((0.3 * X[:2]).square().sum(1).mean()
-                                                    + (0.3 * REAL[:2]).square().mean())) / 4)  # fmt: skip
-    assert elliptica.check_maximum_principle(torch.tensor([0.0, 2.0]), torch.tensor([0.5, 1.9])).holds
-    assert not elliptica.check_maximum_principle(torch.tensor([0.0, 2.0]), torch.tensor([0.5, 2.1])).holds
 
 
 def test_estimators():
@@ -431,7 +302,7 @@ def write():
     compared = comparison()
     with tempfile.TemporaryDirectory() as folder:
         sections = {
-            **{section.__name__: section() for section in (objective, laws, objectives_without_draws)},
+            **{section.__name__: section() for section in (objective, laws)},
             "drawn": drawn(800),
             "estimators": estimators(),
             "compare": {"best": compared.best, "rmse": {m: s["rmse"] for m, s in compared.scores.items()}},

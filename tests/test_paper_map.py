@@ -105,20 +105,17 @@ def test_names_of_a_row_exist(row):
 
 
 @pytest.mark.parametrize(
-    "name", ["elliptica.Eliptic", "elliptica.core.elliptic.Elliptic.forwards", "elliptica.nothing"]
+    ("check", "name"),
+    [
+        (check_code, "elliptica.core.elliptic.Elliptic.forwards"),
+        (check_code, "elliptica.nothing"),
+        (check_test, "tests/core/test_bridge.py::test_lore"),
+        (check_test, "tests/test_nothing.py"),
+    ],
 )
-def test_wrong_names_are_noticed(name):
-    with pytest.raises((AttributeError, ModuleNotFoundError)):
-        check_code(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["tests/core/test_bridge.py::test_lore", "tests/test_nothing.py", "docs/index.md", "test_bridge.py"],
-)
-def test_wrong_tests_are_noticed(name):
-    with pytest.raises(AssertionError):
-        check_test(name)
+def test_wrong_names_are_noticed(check, name):
+    with pytest.raises((AttributeError, ModuleNotFoundError, AssertionError)):
+        check(name)
 
 
 def test_a_missing_row_and_a_missing_cell_are_noticed():

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elliptica import Covariance, Elliptic
 from elliptica.distributed import current_ranks, over_global_batch, shard
-from two_processes import WEIGHTINGS, full, network, noise, objective_for, trained
+from two_processes import WEIGHTINGS, network, noise, objective_for, trained
 
 ROWS = 8
 UNEVEN = (5, 3)
@@ -23,37 +23,9 @@ def global_paths(objective, **options):
     return objective.sample(*global_batch(), generator=noise(7), **options)
 
 
-def gradients(module):
-    return [full(p.grad) for p in module.parameters()]
-
-
-def accumulated(module, weighting, hold):
-    """Two small batches in a process, synchronised with the second."""
-    x, y = shard(global_batch())
-    paths = shard(global_paths(objective_for(weighting)))
-    module.zero_grad()
-    for step in (0, 1):
-        part = slice(4 // 2 * step, 4 // 2 * (step + 1))
-        hold(module, step == 0, lambda p=part: (module(x[p], y[p], paths=cut(paths, p)) / 2).backward())
-    return gradients(module)
-
-
 def cut(paths, part):
     rows = ("x", "y", "s", "free_y", "labels")
     return paths.replace(**{name: getattr(paths, name)[part] for name in rows})
-
-
-def hold_ddp(module, waits, step):
-    if waits:
-        with module.no_sync():
-            step()
-    else:
-        step()
-
-
-def hold_fsdp(module, waits, step):
-    module.set_requires_gradient_sync(not waits)
-    step()
 
 
 def joined(weighting, kind, **settings):
@@ -114,10 +86,7 @@ def far_ends():
 
 def of_weighting(weighting):
     found = {}
-    wrappers = {"ddp": DistributedDataParallel, "fsdp": fully_shard}
-    for kind, wrap in wrappers.items():
-        hold = hold_ddp if kind == "ddp" else hold_fsdp
-        found["accumulated", kind] = accumulated(wrap(objective_for(weighting)), weighting, hold)
+    for kind in ("ddp", "fsdp"):
         found["joined", kind] = joined(weighting, kind)
     found["joined", "left"] = joined(weighting, "ddp", quadrature="left")
     return {(*key, weighting): value for key, value in found.items()}

@@ -48,10 +48,6 @@ def paths_of(rank, weighting=None):
     return objective_for(weighting).sample(*batch(rank), generator=noise(rank))
 
 
-def partners_of(rank):
-    return torch.randperm(ROWS, generator=noise(rank))
-
-
 def full(gradient):
     gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
     return gradient.detach().clone()
@@ -92,8 +88,6 @@ def wrapped_objectives(rank):
             module = wrap(objective_for(None, pairing=pairing, sampling="marginal"))
             module(x, y, generator=noise(rank)).backward()
             found["pairing", kind, i] = [full(p.grad) for p in module.parameters()]
-    straight = ddp(objective_for("gradient_norm", sigma=0.0))
-    found["partners"] = trained(straight, x, y, partners=partners_of(rank))
     return found
 
 

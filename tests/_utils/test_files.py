@@ -42,14 +42,6 @@ def test_a_failure_keeps_the_old_content(tmp_path, error):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_reader_never_sees_a_part(tmp_path):
-    file = tmp_path / "record.json"
-    with replacing(file) as part:
-        part.write_text("half")
-        assert not file.exists()
-    assert file.read_text() == "half"
-
-
 def _write(file, letter):
     for _ in range(50):
         write_atomically(file, letter * 10_000)

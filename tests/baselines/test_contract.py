@@ -1,6 +1,7 @@
 """What all objectives promise, in one table: eval mode, generators, inputs, switched off, bad input."""
 
 import copy
+import inspect
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from baseline_cases import batch, network, replay, same, value_and_gradient
+from baseline_cases import GROUPINGS, UNEVEN, batch, network, replay, same, value_and_gradient
 from elliptica import Green
 from elliptica import baselines as b
 from elliptica.baselines.erm import ERM
@@ -17,13 +18,6 @@ from elliptica.baselines.names import BASELINES
 
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())
-GROUP = torch.tensor([3, 0, 7, 0, 3, 0, 0, 7, 3, 0, 7, 3])  # with gaps, and of sizes 5, 4, 3
-GROUPINGS = {
-    "uneven": GROUP,
-    "lonely": torch.tensor([3, 0, 0, 0, 3, 0, 0, 7, 3, 0, 0, 3]),  # one row of group 7
-    "alone": torch.arange(12),  # one row of every group
-    "one": torch.zeros(12, dtype=torch.long),
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Method:
         x, y = batch(generator, n)
         if self.real:
             y = torch.randn(n, 1, generator=generator, dtype=torch.float64)
-        return (x, y, GROUP[:n]) if self.has_groups else (x, y)
+        return (x, y, UNEVEN[:n]) if self.has_groups else (x, y)
 
 
 METHODS = {
@@ -71,9 +65,7 @@ METHODS = {
     "smoothing": Method(b.LabelSmoothing, {}, off={"smoothing": 0.0}, draws=False, classes=True),
     "noise": Method(b.InputNoise, {"sigma": 0.1}, off={"sigma": 0.0}),
     "bridge noise": Method(
-        b.InputNoise,
-        {"sigma": torch.tensor([0.1, 0.0, 0.5]), "law": "bridge"},
-        off={"sigma": torch.zeros(3)},
+        b.InputNoise, {"sigma": torch.tensor([0.1, 0.0, 0.5]), "law": "bridge"}, off={"sigma": torch.zeros(3)}
     ),
     "green noise": Method(b.InputNoise, {"sigma": Green(), "law": "bridge"}),
     "mixup": Method(b.Mixup, {}, off={"alpha": 0.0}),
@@ -111,6 +103,24 @@ OFF = {name: method for name, method in METHODS.items() if method.off is not Non
 def test_the_table_has_all_objectives():
     public = {value for value in vars(b).values() if isinstance(value, type) and issubclass(value, ERM)}
     assert {method.kind for method in METHODS.values()} == public >= set(BASELINES.values())
+
+
+DEFAULTS = {
+    b.Mixup: {"alpha": 1.0}, b.ManifoldMixup: {"alpha": 2.0}, b.UMIX: {"alpha": 0.5, "probability": 0.5},
+    b.MixupE: {"alpha": 2.0, "eta": 0.001, "threshold": 1.0}, b.RegMixup: {"alpha": 20.0, "weight": 1.0},
+    b.NFM: {"alpha": 1.0, "additive": 0.4, "multiplicative": 0.2}, b.LabelSmoothing: {"smoothing": 0.1},
+    b.Focal: {"gamma": 2.0}, b.Tilted: {"t": 1.0}, b.DORO: {"alpha": 0.2}, b.GroupDRO: {"step_size": 0.01},
+    b.IRM: {"penalty": 100, "anneal_steps": 500}, b.VREx: {"penalty": 10, "anneal_steps": 500},
+    b.IBIRM: {"penalty": 100, "anneal_steps": 500, "ib_penalty": 100, "ib_anneal_steps": 500},
+    b.CORAL: {"penalty": 1.0}, b.LISA: {"selection": 0.5, "alpha": 2.0, "mix": "input"},
+    b.DomainMix: {"alpha": 0.2}, b.CMixup: {"alpha": 2.0}, b.ADA: {"alpha": 2.0}, b.FOMA: {"alpha": 1.0},
+}  # fmt: skip
+
+
+def test_defaults_are_those_of_the_papers():
+    for kind, values in DEFAULTS.items():
+        settings = inspect.signature(kind).parameters
+        assert {name: settings[name].default for name in values} == values
 
 
 @every
@@ -278,7 +288,7 @@ def test_bad_batches(method, generator):
         with pytest.raises(TypeError, match="x"):
             objective(x.long(), y, *group)
     if group:
-        for bad in (None, GROUP.double(), GROUP - 1, GROUP[1:], GROUP[:, None]):
+        for bad in (None, UNEVEN.double(), UNEVEN - 1, UNEVEN[1:], UNEVEN[:, None]):
             with pytest.raises(ValueError, match="group"):
                 objective(x, y, bad)
 
@@ -428,6 +438,6 @@ class Turned(nn.Module):
 def test_a_layer_without_a_batch_axis(make, generator):
     x = torch.randn(12, 3, generator=generator)
     objective = make(Turned())
-    group = (GROUP,) if isinstance(objective, GroupObjective) else ()
+    group = (UNEVEN,) if isinstance(objective, GroupObjective) else ()
     with pytest.raises(ValueError, match="rows"):
         objective(x, x[:, :1], *group)

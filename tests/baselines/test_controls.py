@@ -10,19 +10,11 @@ from torch import nn
 
 import elliptica
 import laws
-from baseline_cases import batch, network, problem, replay, same, value_and_gradient
-from elliptica.baselines import InputNoise, LabelSmoothing, Mixup, matched_smoothing
+from baseline_cases import Recorder, batch, network, problem, replay, same, value_and_gradient
+from elliptica.baselines import InputNoise, LabelSmoothing, matched_smoothing
 
 CE = nn.CrossEntropyLoss()
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())
-
-
-class Recorder(nn.Module):
-    """Keeps what it is called with, and gives it back."""
-
-    def forward(self, x):
-        self.seen = x
-        return x
 
 
 # noise
@@ -198,42 +190,3 @@ def test_matched_smoothing_in_its_limits(monkeypatch):
     whole = matched_smoothing(7, 0.3)
     monkeypatch.setattr("elliptica.baselines.controls._CHUNK_NUMBERS", 7 * 1000)
     assert abs(matched_smoothing(7, 0.3) - whole) < 1e-12
-
-
-# straight lines: bridges without noise
-
-
-def mean_over_pairs_and_shares(model, x, y, law):
-    """The exact mean of the mixup loss over pairs of the batch; ``law`` is that of the share."""
-    nodes, weights = np.polynomial.legendre.leggauss(40)
-    total = 0.0
-    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-        mixed = node * x[:, None] + (1 - node) * x[None]
-        log_p = model(mixed).log_softmax(-1).numpy()
-        near = np.take_along_axis(log_p, y.numpy()[:, None, None], -1)[..., 0]
-        far = np.take_along_axis(log_p, y.numpy()[None, :, None], -1)[..., 0]
-        total -= weight * law.pdf(node) * (node * near + (1 - node) * far).mean()
-    return total
-
-
-@pytest.mark.statistical
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["line", "mixup"])
-def test_bridges_without_noise_are_mixup_with_uniform_shares(kind, generator):
-    """Both have the mean that quadrature over all pairs gives; shares of Beta(4, 4) are rejected."""
-    model = nn.Linear(3, 4).double()
-    model.weight.copy_(4 * torch.cat([torch.eye(3), -torch.ones(1, 3)]))
-    x, _ = batch(generator, n=8)
-    y = model(x).argmax(1)  # small losses at the data and large ones between them, so that shares matter
-    lines = elliptica.Elliptic(model, CE, num_classes=4, sigma=0.0, sampling="marginal", quadrature="uniform")
-    mixup, losses = Mixup(model, CE, alpha=1.0), []
-    for _ in range(1000):
-        if kind == "mixup":
-            losses.append(mixup(x, y, generator=generator).item())
-        else:  # any permutation as partners; those of a bridge are otherwise never the sample itself
-            partners = torch.randperm(8, generator=generator)
-            losses.append(lines(x, y, partners=partners, generator=generator).item())
-    losses = np.array(losses)
-    laws.assert_mean(losses, mean_over_pairs_and_shares(model, x, y, stats.uniform()), losses.std())
-    with pytest.raises(AssertionError):
-        laws.assert_mean(losses, mean_over_pairs_and_shares(model, x, y, stats.beta(4, 4)), losses.std())

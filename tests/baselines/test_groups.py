@@ -6,13 +6,12 @@ import torch
 from torch import nn
 
 import laws
-from baseline_cases import batch, network, problem, replay, same, value_and_gradient
+from baseline_cases import UNEVEN, batch, network, problem, replay, same, value_and_gradient
 from elliptica.baselines import LISA, DomainMix, GroupDRO, group_balanced_weights, groups
 from elliptica.baselines.groups import cutmix, draw_shares, eligible
 from elliptica.baselines.mixup import draw_share
 
 EVEN = torch.arange(12) % 3
-UNEVEN = torch.tensor([3, 0, 7, 0, 3, 0, 0, 7, 3, 0, 7, 3])  # with gaps, and of sizes 5, 4, 3
 CE = nn.CrossEntropyLoss()
 
 

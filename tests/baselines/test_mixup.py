@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
-from baseline_cases import batch, network, problem, real_problem, replay, same, value_and_gradient
+from baseline_cases import Recorder, batch, network, problem, real_problem, replay, same, value_and_gradient
 from elliptica.baselines import ERM, NFM, ManifoldMixup, Mixup, MixupE, RegMixup, mixup_batch
 from elliptica.baselines.groups import draw_shares
 from elliptica.baselines.mixup import draw_share
@@ -31,13 +31,6 @@ def test_erm_is_the_ordinary_loss(loss_fn, kind, generator):
     expected = value_and_gradient(loss_fn(model(x), y), model)
     for objective in (ERM(model, loss_fn), ERM(model, loss_fn).eval(), ERM(model, loss_fn, num_classes=4)):
         same(value_and_gradient(objective(x, y), model), expected)
-
-
-def test_erm_weights_samples(generator):
-    model, x, y = real_problem(generator)
-    weight = torch.rand(12, generator=generator, dtype=torch.float64)
-    expected = (weight * (model(x) - y).square().flatten()).mean()
-    same(ERM(model, nn.MSELoss())(x, y, sample_weight=weight), expected)
 
 
 # mixup
@@ -150,14 +143,6 @@ def test_nfm_is_its_formula(depth, generator):
     assert torch.equal(generator.get_state(), again.get_state())
 
 
-class Recorder(nn.Module):
-    """Keeps what it is called with, and gives it back."""
-
-    def forward(self, x):
-        self.seen = x
-        return x
-
-
 def perturbed(generator, **settings):
     """Ones, not mixed but with the noise of `NFM`."""
     model = Recorder()
@@ -268,12 +253,3 @@ def test_weight_zero_drops_a_sample_of_mixupe(generator):
     dropped = torch.arange(12) != 3
     weighted = gradient(objective(x, y, sample_weight=weight), model)
     same(weighted, gradient(objective(x[dropped], y[dropped]), model) * 11 / 12)
-
-
-def test_the_clean_pass_updates_batch_norm_a_second_time(generator):
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
-    x, y = torch.randn(8, 3, generator=generator), torch.randint(4, (8,), generator=generator)
-    MixupE(model, nn.CrossEntropyLoss())(x, y, generator=generator)
-    assert model[0].num_batches_tracked == 2
-    MixupE(model, nn.CrossEntropyLoss(), eta=0.0)(x, y, generator=generator)
-    assert model[0].num_batches_tracked == 3

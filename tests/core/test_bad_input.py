@@ -23,9 +23,11 @@ from elliptica import (
     Multiplicative,
     PartnerTable,
     Permutation,
+    Weighting,
     auto_sigma,
     log_weights,
     partner_probabilities,
+    path_losses,
     sample_bridge,
     sample_partners,
     sample_paths,
@@ -53,10 +55,19 @@ def classes(x=X, y=LABELS, *, loss=None, given=None, **settings):
     return Elliptic(nn.Linear(3, 3), loss or nn.CrossEntropyLoss(), **settings)(x, y, **(given or {}))
 
 
-def after_drawing(drawn, **settings):
-    """Evaluate points that were drawn otherwise."""
-    paths = Elliptic(nn.Linear(3, 1), nn.MSELoss(), **drawn).sample(X, REAL)
-    return Elliptic(nn.Linear(3, 1), nn.MSELoss(), **settings).loss_on(paths)
+def drawn(model=None, **settings):
+    return Elliptic(model or nn.Linear(3, 1), nn.MSELoss(), **settings).sample(X, REAL)
+
+
+def after_drawing(otherwise, **settings):
+    return Elliptic(nn.Linear(3, 1), nn.MSELoss(), **settings).loss_on(drawn(**otherwise))
+
+
+class First(Weighting):
+    """Losses of another shape."""
+
+    def __call__(self, losses, slopes, paths):
+        return losses[0]
 
 
 def evaluated(y=REAL, **given):
@@ -69,6 +80,7 @@ def soft(*rows):
 
 NAN, LONG = BAD[math.nan], LABELS[:, None]
 BCE, MULTI, SUM = nn.BCEWithLogitsLoss(), {"weighting": "multiplicative", **PATHS}, {"reduction": "sum"}
+BY_CLASS = Covariance(X, LABELS, by_class=True)
 
 #: By the word that the message must hold, the argument.
 VALUE_ERRORS = {
@@ -87,7 +99,7 @@ VALUE_ERRORS = {
         *(lambda v=v: classes(y=LABELS + v) for v in (1, -100)),
         lambda: BridgeMix(num_classes=2)(X, LABELS),
         lambda: classes(given={"end": (X, LABELS + 1)}),
-        lambda: classes(y=LABELS.float()),
+        *(lambda v=v: classes(y=v) for v in (LABELS.float(), LABELS + 2**32)),
         lambda: classes(y=soft([0.5, 0.4, 0.0])),
         lambda: classes(y=soft([1.5, -0.5, 0.0])),
         lambda: classes(y=torch.full((4, 2), 0.5)),
@@ -114,6 +126,15 @@ VALUE_ERRORS = {
         *(lambda w=w: real(given={"sample_weight": torch.full((4,), w)}) for w in (-1.0, math.nan)),
         lambda: evaluated(sample_weight=torch.ones(4, 1)),
         lambda: real(given={"end": (X, REAL, torch.ones(4))}),
+        lambda: real(given={"sample_weight": torch.ones(4), "end": (X, REAL, -torch.ones(4))}),
+    ],
+    "paths": [
+        lambda: real(given={"paths": drawn(), "sample_weight": torch.ones(4)}),
+        lambda: path_losses(nn.Linear(3, 1), nn.MSELoss(), drawn(nn.Sequential(nn.Linear(3, 1)), at="0")),
+    ],
+    "replace": [
+        lambda: (paths := drawn(**PATHS)).replace(x=paths.x[:2]),
+        lambda: (paths := drawn(**PATHS)).replace(x=paths.x.reshape(4, 1, 10, 3)),
     ],
     "partners": [
         *(lambda v=v: real(given={"partners": v}) for v in (torch.arange(1, 5), torch.arange(4) - 1, TWO)),
@@ -137,7 +158,11 @@ VALUE_ERRORS = {
         lambda: real(sigma=torch.ones(3, requires_grad=True)),
         lambda: real(sigma_y=torch.ones(4, 1)),
         lambda: auto_sigma(X[:1]),
+        lambda: real(sigma=lambda start, *_: torch.ones(len(start))),
+        # otherwise the second input would come from the nearer end
+        lambda: sample_paths((X, X), REAL, target_space="real", sigma=Covariance(X, REAL), bridged=(0, 1)),
     ],
+    "class": [lambda: sample_paths(X, LONG[:, :1] / 2, target_space="unit", sigma=BY_CLASS)],
     "sigma_y": [
         lambda: real(sigma_y=-0.1),
         lambda: real(sigma=Covariance(X, REAL), sigma_y=0.1),
@@ -149,17 +174,22 @@ VALUE_ERRORS = {
     "sampling": [
         lambda: real(sampling="mena"),
         lambda: real(weighting="girsanov"),
+        lambda: after_drawing({}, weighting="girsanov", sampling="path"),
         lambda: log_weights(nn.Linear(3, 1), nn.MSELoss(), sample_paths(X, REAL, target_space="real")),
     ],
-    "quadrature": [lambda: real(quadrature="mena"), lambda: real(quadrature="uniform", sampling="path")],
+    "quadrature": [
+        lambda: real(quadrature="mena"),
+        lambda: real(quadrature="uniform", sampling="path"),
+        lambda: BridgeMix(num_classes=3, sampling="path", quadrature="left"),
+    ],
     "pairing": [
         lambda: real(pairing="mena"),
-        *(
-            lambda loss=loss: real(loss=loss, pairing=Permutation("same_class"))
-            for loss in (nn.MSELoss(), BCE)
-        ),
+        *(lambda f=f: real(loss=f, pairing=Permutation("same_class")) for f in (nn.MSELoss(), BCE)),
     ],
-    "weighting": [lambda: real(weighting="mena")],
+    "weighting": [
+        *(lambda v=v: real(**PATHS, weighting=v) for v in ("mena", First())),
+        lambda: real(**MULTI, end_time=0.5),
+    ],
     "simplex": [lambda: real(simplex="mena")],
     "bn": [lambda: real(bn="mena")],
     "n_times": [*(lambda v=v: real(n_times=v) for v in (0, 1))],
@@ -179,9 +209,13 @@ VALUE_ERRORS = {
         lambda: Girsanov(drift="bot"),
         lambda: Multiplicative(drift="bot"),
         lambda: real(**PATHS, weighting=Multiplicative(drift=lambda x, y: x[:, :1])),
+        lambda: real(**PATHS, sigma=Covariance(X, REAL), weighting=Girsanov(drift="both")),
+        lambda: real(**PATHS, sigma=torch.eye(3)[0], weighting=Multiplicative(drift=lambda x, y: x)),
+        lambda: real(**PATHS, sigma_y=0.0, weighting=Multiplicative(drift=lambda x, y: (x, y))),
     ],
     # losses that would be averaged wrongly
     "reduction": [lambda: PerSampleLoss(nn.MSELoss(**SUM))],
+    "log_target": [lambda: classes(loss=nn.KLDivLoss(log_target=True))],
     "ignore_index": [lambda: classes(loss=nn.CrossEntropyLoss(ignore_index=2))],
     "loss_fn must": [
         lambda: real(loss=functools.partial(F.mse_loss, **SUM)),
@@ -197,8 +231,7 @@ OTHER_ERRORS = {
         lambda: classes(y=LABELS.to(torch.complex64)),
         lambda: Covariance(X, LABELS),
     ],
-    (AttributeError, "nowhere"): [lambda: real(at="nowhere")],
-    (RuntimeError, "size|shape|match|target"): [lambda: classes(y=LONG), lambda: real(sigma=torch.ones(2))],
+    (TypeError, "partners"): [lambda: real(given={"partners": torch.full((4,), 1.9)})],
 }
 ERRORS = {**{(ValueError, word): calls for word, calls in VALUE_ERRORS.items()}, **OTHER_ERRORS}
 

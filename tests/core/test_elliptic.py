@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel
 
 import reference
 from elliptica import (
@@ -369,39 +368,6 @@ def test_short_time_ranges_of_the_paper(generator):
     assert_variance(middle, 0.01 * 4 / 4)
 
 
-def gradient_spread(objective, model, x, y, draw, count=150):
-    """Total variance of the gradient over draws of the points."""
-    found = []
-    for _ in range(count):
-        loss = objective.loss_on(draw())
-        found.append(torch.cat([g.flatten() for g in reference.gradients(loss, model)]))
-    return float(torch.stack(found).var(0).sum())
-
-
-@pytest.mark.statistical
-def test_times_that_follow_the_cycle_calm_the_gradient():
-    """The tent leaves at most 0.85 of the variance of independent times (fixed seeds; about a half)."""
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    x, model = normal(64, 4, generator=generator), network(1, 4)
-    y = (x[:, :1] * 2 + x[:, 1:2].square()) + 0.1 * normal(64, 1, generator=generator)
-    objective = Elliptic(model, nn.MSELoss(), sigma=0.05, quadrature="uniform")
-
-    def independent():
-        partners = sample_partners(x, generator=generator)
-        s = torch.rand(64, 1, 1, dtype=torch.float64, generator=generator)
-        paths = objective.sample(x, y, partners=partners, generator=generator)
-        far = partners[:, :, None]
-        at = torch.lerp(x[:, None, None], x[far], s[..., None])
-        target = torch.lerp(y[:, None, None], y[far], s[..., None])
-        return paths.replace(x=at, y=target, free_y=target, s=s)
-
-    tent = gradient_spread(objective, model, x, y, lambda: objective.sample(x, y, generator=generator))
-    free = gradient_spread(objective, model, x, y, independent)
-    assert tent < 0.85 * free
-    assert tent > 0.01 * free
-
-
 @pytest.mark.parametrize("sampling", ["path", "marginal"])
 @pytest.mark.parametrize("n_bridges", [1, 3])
 @pytest.mark.parametrize("classes", [False, True])
@@ -539,27 +505,6 @@ def test_copies_behave_alike_and_share_nothing(copied, settings, generator):
     assert not {p.data_ptr() for p in objective.parameters()} & {p.data_ptr() for p in again.parameters()}
 
 
-@pytest.mark.parametrize("at", [None, "0"])
-def test_an_average_of_objectives(at, generator):
-    """`AveragedModel` copies the objective; its average evaluates, and trains, like any other."""
-    x, y = batch("regression", generator)
-    objective = Elliptic(network(), nn.MSELoss(), at=at, weighting="gradient_softmax")
-    average = AveragedModel(objective)
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
-    states = []
-    for _ in range(3):
-        objective(x, y, generator=generator).backward()
-        optimizer.step()
-        average.update_parameters(objective)
-        states.append(copy.deepcopy(objective.model.state_dict()))
-    for name, value in average.module.model.state_dict().items():
-        torch.testing.assert_close(value, torch.stack([s[name] for s in states]).mean(0))
-    average.eval()
-    torch.testing.assert_close(average(x, y), F.mse_loss(average.module.model(x), y))
-    average.train()
-    assert torch.isfinite(average(x, y, generator=generator))
-
-
 @pytest.mark.filterwarnings("default::elliptica.core.inputs.EllipticWarning")
 @pytest.mark.parametrize(("scale", "warns"), [(1.0, False), (1e4, True), (1e-4, True)])
 def test_noise_that_does_not_suit_the_inputs_is_announced_once(scale, warns, generator, recwarn):
@@ -623,28 +568,3 @@ def test_a_law_of_ones_own(generator):
     middle = paths.x[:, 0, 1] - (paths.x[:, 0, 0] + paths.x[:, 0, 2]) / 2
     assert (middle.norm(dim=1) / length / 0.1 / math.sqrt(3)).mean() == pytest.approx(1.0, abs=0.25)
     objective(x, y, generator=generator).backward()
-
-
-@pytest.mark.parametrize("sampling", ["path", "marginal"])
-def test_a_pairing_of_ones_own(sampling, generator):
-    """It gets inputs, encoded targets and the number of bridges; times do not depend on its pairs."""
-    seen = []
-
-    def pairing(x, y, n_bridges, generator):
-        seen.append((x.shape, y.shape, n_bridges))
-        return own_pairing(x, y, n_bridges, generator)
-
-    x, y = batch("classes", generator)
-    objective = Elliptic(
-        network(),
-        nn.CrossEntropyLoss(),
-        num_classes=3,
-        pairing=pairing,
-        n_bridges=2,
-        sampling=sampling,
-        sigma=0.0,
-    )
-    paths = objective.sample(x, y, generator=generator)
-    assert seen == [((N, 3), (N, 3), 2)]
-    far = x[own_pairing(x, y, 2, None)][:, :, None]
-    torch.testing.assert_close(paths.x, torch.lerp(x[:, None, None].expand_as(far), far, paths.s[..., None]))

@@ -295,17 +295,3 @@ def test_features_and_modes_leave_no_trace(generator):
     with evaluation_mode(model):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == modes
-
-
-def test_a_wrapped_model_has_no_second_derivatives(monkeypatch, generator):
-    """A wrapper synchronises first derivatives only, and with a static graph not even those of weights."""
-    x, y = normal(N, 3, generator=generator), normal(N, 2, generator=generator)
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Split)
-    monkeypatch.setattr(Split, "static_graph", False, raising=False)
-    with pytest.raises(ValueError, match="model"):
-        Elliptic(nn.Sequential(Split()), nn.MSELoss(), weighting="gradient_norm")(x, y)
-    Elliptic(Split(), nn.MSELoss(), weighting="gradient_softmax")(x, y)
-    monkeypatch.setattr(Split, "static_graph", True, raising=False)
-    with pytest.raises(ValueError, match="model"):
-        Elliptic(Split(), nn.MSELoss(), weighting="gradient_softmax")(x, y)
-    Elliptic(Split(), nn.MSELoss())(x, y)

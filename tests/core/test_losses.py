@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from elliptica import Elliptic
 from elliptica.core.formulations import DynkinSum
 from elliptica.core.losses import PerSampleLoss
-from laws import assert_mean
 
 ROWS, CLASSES = 6, 4
 
@@ -112,31 +111,6 @@ def test_single_points_are_unbiased(kind, quadrature, weighted, generator, class
         points = paths.replace(**points, time_weights=None)
         total += np.prod([chance[t] for t in times]) * single.loss_on(points).item()
     assert total == pytest.approx(path.loss_on(paths).item(), rel=1e-12)
-
-
-@pytest.mark.statistical
-def test_marginal_draws_are_unbiased_with_class_weights(generator):
-    """As training draws them; dividing each draw by its own points' weights is 8 standard errors away."""
-    x, y, model = weighted_case("labels", generator)
-    with torch.no_grad():  # the class of the largest weight has the largest loss, whatever the seed
-        model[0].weight.zero_()
-        model[0].bias.copy_(torch.tensor([-2.0, 1.0, 0.0, 0.0]))
-    class_weight = torch.tensor([8.0, 0.5, 1.0, 2.0], dtype=torch.float64)
-    y, partner = torch.tensor([0, 0, 1, 2, 3, 1]), torch.tensor([2, 3, 4, 1, 0, 5])
-    marginal, loss = weighted_objective(model, class_weight, validate=False)
-    path, _ = weighted_objective(model, class_weight, sampling="path")
-    expected = path(x, y, partners=partner).item()
-    draws, own = [], []
-    with torch.no_grad():
-        for _ in range(1500):
-            paths = marginal.sample(x, y, partners=partner, generator=generator)
-            draws.append(marginal.loss_on(paths).item())
-            mixed = paths.y[:, 0, 0]
-            by_points = marginal.loss.class_weight(mixed).mean()
-            own.append((loss(model(paths.x[:, 0, 0]), mixed) / by_points).item())
-    assert_mean(np.array(draws), expected, np.std(draws, ddof=1))
-    with pytest.raises(AssertionError, match="standard errors"):
-        assert_mean(np.array(own), expected, np.std(own, ddof=1))
 
 
 @pytest.mark.parametrize("kind", ["labels", "soft"])

@@ -1,4 +1,4 @@
-"""Accumulation, joined batches and given noise in two real processes, for every weighting."""
+"""Joined batches and given noise in two real processes, for every weighting."""
 
 from typing import NamedTuple
 
@@ -21,8 +21,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
     pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),
 ]
-#: These normalise over, or scale with, the batch of a process.
-BATCH_WISE = ("gradient_softmax",)
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +51,6 @@ def assert_equal(found, key, expected, **tolerance):
         assert not isinstance(one[key], str), one[key]
         for a, b in zip(one[key], expected, strict=True):
             torch.testing.assert_close(a, b.to(a.dtype), **tolerance)
-
-
-@slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_accumulated_gradients_are_those_of_the_large_batch(weighting, kind, found):
-    small = [slice(i, i + 2) for i in range(0, ROWS, 2)]
-    expected = mean_over(small, weighting) if weighting in BATCH_WISE else on_joined_batch(weighting)
-    assert_equal(found, ("accumulated", kind, weighting), expected)
 
 
 @slow

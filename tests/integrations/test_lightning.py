@@ -158,12 +158,6 @@ def test_seed_of_seed_everything_is_the_default(monkeypatch):
     assert fitted(Lit(seed=None)).losses == fitted(Lit(seed=1)).losses != fitted(Lit(seed=0)).losses
 
 
-def test_without_strength_training_is_ordinary():
-    off = Lit(without_batch_norm())
-    off.objective.strength = None
-    torch.testing.assert_close(parameters(fitted(off)), parameters(fitted(Plain(without_batch_norm()))))
-
-
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_clean_loss_is_logged_and_changes_nothing(precision):
     """Neither running statistics nor the random state of dropout."""

@@ -151,14 +151,6 @@ def test_training_equals_a_plain_loop(name):
     torch.testing.assert_close(parameters(trainer.model), parameters(model), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_around_the_layer_raises(reentrant):
-    options = {**CHECKPOINTED, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
-    settings = {"at": "bert.encoder.layer.0.attention.output"}
-    with pytest.raises(RuntimeError, match="at="):
-        made(bert(), texts(4), elliptic=settings, **options).train()
-
-
 def test_between_the_ends_against_embeddings_mixed_by_hand():
     """Value and gradient; half-way, the mask is that of the start."""
     rows, model = texts(5), bert()
@@ -281,13 +273,6 @@ def test_resumed_run_equals_the_uninterrupted_one_and_checkpoints_are_plain(tmp_
     )
 
 
-def test_without_strength_training_is_ordinary():
-    off, plain = made(bert(), texts(8)), made(bert(), texts(8), hf.Trainer)
-    off.objective.strength = None
-    off.train(), plain.train()
-    torch.testing.assert_close(parameters(off.model), parameters(plain.model), rtol=1e-4, atol=1e-6)
-
-
 def test_own_subclass_with_model_init_in_bfloat16():
     class Mine(EllipticTrainerMixin, hf.Trainer):
         pass
@@ -316,10 +301,6 @@ def test_own_subclass_with_model_init_in_bfloat16():
 def test_what_would_be_silently_wrong_is_refused(model, rows, settings, error, argument):
     with pytest.raises(error, match=argument):
         training_loss(made(model(), **settings), rows)
-
-
-@pytest.mark.bad_input
-def test_loss_function_of_the_trainer_is_refused():
     with pytest.raises(ValueError, match="loss_fn"):
         EllipticTrainer(bert(), made(bert()).args, compute_loss_func=lambda *_, **__: None)
 

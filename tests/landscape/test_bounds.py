@@ -55,17 +55,6 @@ def test_the_printed_bound_fails_at_a_kink(y, u, generator):
     assert report.certified
 
 
-def test_a_bound_on_the_gradient_alone_does_not_bound_the_landscape(generator):
-    """l + C^2 E tau = 1.75 with C = 1, but u = 2.25: the kink contributes, too."""
-    field = absolute_value()
-    report = shift_bound(
-        field, one(0.5), one(-0.5), STAY, interval(), joint=False, lipschitz=1.0, generator=generator
-    )
-    assert float(field(one(0.5), one(-0.5)) + report.exit_time) == pytest.approx(1.75)
-    assert float(report.value) == pytest.approx(2.25, abs=1e-9)
-    assert float(report.bound) > 2.25
-
-
 def test_the_laplacian_claim_is_false(generator):
     """Prop. 2 uses Lap (f - y)^2 <= 2 W1 W0 (W1 W0)^T, which is 0 here; it is 2, and 4 with the target."""
     for joint, truth in ((False, 2.0), (True, 4.0)):
@@ -74,15 +63,6 @@ def test_the_laplacian_claim_is_false(generator):
         )
         error = max(float(report.laplacian_stderr), 1e-9)
         assert abs(float(report.laplacian) - truth) < 4.5 * error
-
-
-def test_the_bound_is_attained():
-    """f = w x from the centre with target 0: every end has loss (w R)^2, which is the bound."""
-    model = nn.Linear(1, 1, bias=False).double()
-    field = LossField(model, nn.MSELoss())
-    report = shift_bound(field, one(0.0), one(0.0), STAY, interval(), joint=False)
-    torch.testing.assert_close(report.value, report.bound)
-    assert report.violations == 0
 
 
 @pytest.mark.statistical
@@ -279,54 +259,10 @@ def test_ordering_of_linear_regression_is_that_of_the_exit_times(generator):
 
 
 def test_ordering_with_fixed_labels_and_own_probes(generator):
-    model = nn.Linear(2, 3).double()
-    field = LossField(model, nn.CrossEntropyLoss())
+    field = LossField(nn.Linear(2, 3).double(), nn.CrossEntropyLoss())
     x, y = torch.rand(6, 2, generator=generator).double(), torch.tensor([0, 1, 2, 0, 1, 2])
     box = Box(torch.full((2,), -1.0).double(), torch.full((2,), 2.0).double())
-    report = ordering_report(
-        field,
-        box,
-        (x[:3], y[:3]),
-        (x[3:], y[3:]),
-        probes=(x, y),
-        joint=False,
-        n_walks=50,
-        generator=generator,
-    )
+    how = {"probes": (x, y), "joint": False, "n_walks": 50, "generator": generator}
+    report = ordering_report(field, box, (x[:3], y[:3]), (x[3:], y[3:]), **how)
     assert report.n_probes == 6
     assert report.least >= 0  # cross-entropy of a linear model is convex
-
-
-@pytest.mark.bad_input
-def test_only_what_the_proof_covers():
-    x, y = torch.zeros(1, 2), torch.zeros(1, 1)
-    squared, absolute = (LossField(nn.Linear(2, 1), loss) for loss in (nn.MSELoss(), nn.L1Loss()))
-    ball, box = Ball(torch.zeros(3), 1.0), Box(-torch.ones(3), torch.ones(3))
-    for field, domain in ((absolute, ball), (squared, box)):
-        with pytest.raises(ValueError, match="MSELoss"):
-            shift_bound(field, x, y, STAY, domain)
-    with pytest.raises(ValueError, match="outside"):
-        shift_bound(squared, x, y, (None, torch.tensor([5.0, 0.0])), ball)
-
-
-@pytest.mark.bad_input
-def test_layers_without_a_known_constant():
-    class Twice(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    hooked = nn.Sequential(nn.Linear(2, 2))
-    hooked.register_forward_hook(lambda m, x, out: 2 * out)
-    for model in (Twice(2, 2), hooked, nn.GELU(), nn.LayerNorm(3), nn.Conv1d(1, 1, 1)):
-        with pytest.raises(TypeError, match="lipschitz"):
-            certified_lipschitz(nn.Sequential(model))
-
-
-@pytest.mark.bad_input
-def test_a_model_that_gives_no_numbers_has_no_constant():
-    layer = nn.Linear(2, 1)
-    nn.init.constant_(layer.weight, torch.nan)
-    for constant in (certified_lipschitz, lambda model: estimated_lipschitz(model, torch.zeros(2, 2))):
-        with pytest.raises(RuntimeError):
-            constant(layer)
-    assert certified_lipschitz(nn.Linear(0, 2)) == 0

@@ -16,7 +16,6 @@ from elliptica.landscape import (
     occupation_report,
     ordering_report,
     shift_bound,
-    shifted_probes,
     subharmonicity_report,
 )
 from elliptica.landscape.data_domain import DataDomain, Whitened
@@ -146,47 +145,22 @@ def test_labels_of_the_nearest_point(generator):
     assert float(found.hit_share) == 1.0
 
 
-def map_of_far_queries(x, at, outer):
-    """The loss is the label, 0 to 3: u lies between them wherever the query is."""
-    field = LossField(Square(), lambda output, y: 0 * output + y)
-    y = (torch.arange(len(x)) % 4).double()
-    domain = DataDomain(
-        x, outer=outer.around(torch.cat([x, at]), **({"wall": "reflect"} if outer is Box else {}))
-    )
-    draws = {"n_walks": 50, "generator": torch.Generator().manual_seed(0)}
-    return loss_map(field, domain, at, labels="nearest", train=(x, y), data_values=y, **draws)
+def test_queries_outside_the_training_region_are_counted(generator):
+    """Of the rows passed, or of the domain's own where its balls have values: u is bounded by these."""
+    x, y = torch.rand(60, 2, generator=generator).double(), (torch.arange(60) % 4).double()
+    far, label = x[:5] + 3, LossField(Square(), lambda output, y: 0 * output + y)
+    domain = DataDomain(x, outer=Box.around(torch.cat([x, far]), wall="reflect"))
 
+    def notes(at, *y, **more):
+        found = loss_map(label, domain, at, *y, **more, n_walks=20, generator=generator)
+        return [note for note in found.notes if "training region" in note]
 
-def test_outside_the_training_region_the_text_says_what_u_cannot_do(generator):
-    x = torch.rand(60, 2, generator=generator).double()
-    near, far = x[:5] * 0.5 + x[5:10] * 0.5, x[:5] + 3
-    found = map_of_far_queries(x, torch.cat([near, far]), Box)
-    (note,) = [note for note in found.notes if "training region" in note]
-    assert "5 of 10 queries" in note
-    assert "largest training loss (3)" in note
-    inside = map_of_far_queries(x, x[:5] + 1e-4, Box)
-    assert not any("training region" in note for note in inside.notes)
-
-
-def test_the_region_of_a_domain_is_used_where_no_rows_are_passed(generator):
-    """With labels carried along and values on the balls, u is bounded by these."""
-    x = torch.rand(60, 2, generator=generator).double()
-    at, values = x[:4] + 3, torch.arange(60).double()
-    domain = DataDomain(x, outer=Box.around(torch.cat([x, at]), wall="reflect"))
-    found = loss_map(
-        LossField(Square(), plain),
-        domain,
-        at,
-        torch.zeros(4),
-        data_values=values,
-        n_walks=20,
-        generator=generator,
-    )
-    assert any("largest training loss (59)" in note for note in found.notes)
-    free = loss_map(LossField(Square(), plain), domain, at, torch.zeros(4), n_walks=20, generator=generator)
-    assert not any(
-        "training region" in note for note in free.notes
-    )  # the balls have the loss of the query's label
+    known = {"labels": "nearest", "train": (x, y), "data_values": y}
+    (note,) = notes(torch.cat([x[:5] + 1e-4, far]), **known)
+    assert "5 of 10" in note
+    assert not notes(x[:5] + 1e-4, **known)
+    assert notes(far, torch.zeros(5), data_values=y)
+    assert not notes(far, torch.zeros(5))  # the balls have the loss of the query's label
 
 
 @pytest.mark.statistical
@@ -213,55 +187,18 @@ def test_hitting_on_a_line(generator):
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-def test_high_dimension_is_said_to_mean_nothing(generator):
-    points = torch.randn(50, 30, generator=generator).double()
+def test_hits_of_other_domains(generator):
+    """None in many dimensions, as a warning says; all between walls that reflect; some after whitening."""
+    high = torch.randn(50, 30, generator=generator).double()
     with pytest.warns(EllipticWarning, match="outer boundary"):
-        report = hitting_report(DataDomain(points), points[:4] * 0.5, n_walks=50, generator=generator)
+        report = hitting_report(DataDomain(high), high[:4] * 0.5, n_walks=50, generator=generator)
     assert float(report.hit_bound.max()) < 0.05
-    assert any("p_hit is noise" in note for note in report.notes)
-
-
-def test_other_domains_have_their_own_notes(generator):
     points = torch.rand(20, 2, generator=generator).double()
     at = torch.full((3, 2), 0.5).double() + 0.01 * torch.arange(3)[:, None]
-    plain_ball = hitting_report(Ball.around(points), at, n_walks=20, generator=generator)
-    assert any("no balls" in note for note in plain_ball.notes)
-    reflecting = DataDomain(points, outer="reflecting_box")
-    report = hitting_report(reflecting, at, n_walks=20, generator=generator)
-    assert report.hit.tolist() == [1.0, 1.0, 1.0]
-    assert any("reflecting" in note for note in report.notes)
-    white = hitting_report(Whitened.ball(points, fraction=0.3), at, n_walks=20, generator=generator)
-    assert bool((white.hit > 0).any())
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("labels", lambda field, at: loss_map(field, ball(2), at)),
-        ("labels", lambda field, at: loss_map(field, ball(2), at, labels="nearest")),
-        ("labels", lambda field, at: loss_map(field, ball(2), at, torch.zeros(2), labels="nearst")),
-        ("y", lambda field, at: loss_map(field, ball(2), at, torch.zeros(3))),
-        ("y", lambda field, at: occupation_report(field, ball(2), at, torch.zeros(3))),
-        ("y", lambda field, at: subharmonicity_report(field, at, torch.zeros(3), 0.1)),
-        ("x", lambda field, at: subharmonicity_report(field, at / 0, torch.zeros(2), 0.1)),
-        ("radii", lambda field, at: subharmonicity_report(field, at, torch.zeros(2), -0.1)),
-        ("radii", lambda field, at: subharmonicity_report(field, at, torch.zeros(2), math.nan)),
-        ("n_directions", lambda field, at: subharmonicity_report(field, at, torch.zeros(2), 0.1, 8)),
-        ("offset", lambda field, at: shifted_probes(at, at, None, torch.zeros(1))),
-        ("NaN", lambda field, at: loss_map(late(), ball(2), at, torch.zeros(2), n_walks=20)),
-        ("NaN", lambda field, at: subharmonicity_report(late(), at, torch.zeros(2), 1.0)),
-        ("confidence", lambda field, at: maximum_principle_report(field, (at, at), (at, at), confidence=95)),
-    ],
-)
-def test_what_would_be_wrong_silently(name, call, own_checks):
-    with pytest.raises(ValueError, match=name):
-        call(LossField(Square(), plain), torch.zeros(2, 2).double())
-
-
-def late():
-    """A loss that is NaN away from the queries."""
-    return LossField(Square(), lambda output, y: (0.5 - output).sqrt())
+    walls, white = DataDomain(points, outer="reflecting_box"), Whitened.ball(points, fraction=0.3)
+    hits = [hitting_report(d, at, n_walks=20, generator=generator).hit for d in (walls, white)]
+    assert hits[0].tolist() == [1.0, 1.0, 1.0]
+    assert bool((hits[1] > 0).any())
 
 
 def test_the_operator_can_be_given(generator):

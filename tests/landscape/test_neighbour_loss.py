@@ -66,18 +66,3 @@ def test_images_and_single_precision(generator):
     assert found.loss.dtype == torch.float32
     assert found.rows[:, 0].tolist() == [0, 1, 2, 3]
     assert found.distance.tolist() == [0.0] * 4  # exactly, though cdist rounds
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("name", "at", "x", "y"),
-    [
-        ("at", torch.full((2, 1), -torch.inf), torch.zeros(3, 1), torch.zeros(3, 1)),
-        ("train", torch.zeros(2, 1), torch.full((3, 1), torch.nan), torch.zeros(3, 1)),
-        ("train", torch.zeros(2, 1, 2), torch.zeros(3, 2, 1), torch.zeros(3, 2, 1)),
-        ("train", torch.zeros(2, 1), torch.zeros(3, 1), torch.zeros(4, 1)),
-    ],
-)
-def test_rows_that_have_no_distance_or_label(name, at, x, y, own_checks):
-    with pytest.raises(ValueError, match=name):
-        neighbour_loss(LossField(nn.Tanh(), nn.MSELoss()), at, (x, y))

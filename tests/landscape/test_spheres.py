@@ -282,26 +282,6 @@ def test_gamblers_ruin(generator, mode):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("mode", ["weight", "sample"])
-@pytest.mark.parametrize("dim", [2, 3, 5])
-def test_drift_in_a_ball(generator, mode, dim):
-    """u = exp(-2 mu . x) solves 1/2 Lap u + mu . grad u = 0."""
-    mu = torch.zeros(dim, dtype=torch.float64)
-    mu[0], mu[1] = 0.7, -0.4
-    start = axis_point(dim, 0.3, 4000)
-    walks = walk(unit_ball(dim), start, generator, Operator(drift=mu), drift=mode)
-    samples = outcome(walks, lambda z: torch.exp(-2 * z @ mu))
-    assert_estimates(samples, math.exp(-0.6 * 0.7))
-    if mode == "sample":
-        assert (walks.log_weight == 0).all()
-    else:
-        assert_estimates(walks.log_weight.exp(), 1.0)
-    against = walk(unit_ball(dim), start, generator, Operator(drift=-mu), drift=mode)
-    with pytest.raises(AssertionError):
-        assert_estimates(outcome(against, lambda z: torch.exp(-2 * z @ mu)), math.exp(-0.6 * 0.7))
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("mode", ["weight", "sample"])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_everything_at_once(generator, mode, dim):
     """Diffusion per coordinate, drift, absorption and source, for u = exp(b x_1)."""

@@ -55,21 +55,3 @@ def test_weights_of_bridges(drift, generator):
     assert shifted.trust
     uneven = weights_report(log_weights(model, nn.MSELoss(), paths, xi=300.0, drift=drift))
     assert not uneven.trust
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "bad",
-    [
-        torch.tensor([0.0, torch.nan]),
-        torch.tensor([0.0, torch.inf]),
-        torch.full((3,), -torch.inf),
-        torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]),
-        torch.zeros(40, 1),
-        torch.zeros(1),
-        torch.zeros(2, 2, 2),
-    ],
-)
-def test_weights_that_say_nothing(bad, own_checks):
-    with pytest.raises(ValueError, match="log_weights"):
-        weights_report(bad)
