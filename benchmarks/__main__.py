@@ -14,7 +14,7 @@ import torch
 import elliptica
 from benchmarks import timing
 
-SUITES = ("samplers", "steps", "variance", "landscape", "imports", "partners", "compare", "stacked")
+SUITES = ("samplers", "steps", "variance", "imports", "partners", "compare", "stacked")
 
 
 def short(ratio: float) -> str:
@@ -56,13 +56,9 @@ def main(names: list[str]) -> int:
             print(f"{short(row['ratio']):>8} (budget {measurement.budget:g}{was})  {row['what']}", flush=True)
             if slower(row, before):
                 worse.append(f"{row['what']}: {short(row['ratio'])}{was}")
-        results["machines"][suite] = {
-            "torch": torch.__version__,
-            "elliptica": elliptica.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-            "cores": os.cpu_count(),
-        }
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        machine = {"threads": torch.get_num_threads(), "cores": os.cpu_count()}
+        results["machines"][suite] = {"elliptica": elliptica.__version__, **versions, **machine}
         kept = {s: [r for r in results["measurements"] if r["suite"] == s] for s in SUITES} | {suite: rows}
         results["measurements"] = [row for s in SUITES for row in kept[s]]
         # now: a suite that fails later takes nothing along

@@ -10,6 +10,7 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,66 +44,50 @@ def harmonic(z: Tensor) -> Tensor:
 def without_drift() -> Iterator[Situation]:
     """Exact exits from a ball, and walk on spheres in a box."""
     for dim in (3, 12):
-        at, centre, options = vector(0.5, -0.2, 0.4, dim=dim), vector(dim=dim), {"n_walks": 200}
-        for name, domain in (
-            ("exact exits, ball", Ball(centre, 1.0)),
-            ("walk on spheres, box", Box(centre - 1, centre + 1)),
-        ):
+        at, centre = vector(0.5, -0.2, 0.4, dim=dim), vector(dim=dim)
+        box = Box(centre - 1, centre + 1)
+        for name, domain in (("exact exits, ball", Ball(centre, 1.0)), ("walk on spheres, box", box)):
             truth = float(harmonic(at[None]))
-            yield Situation(f"{name}, {dim} dimensions", harmonic, domain, at, truth, options)
+            yield Situation(f"{name}, {dim} dimensions", harmonic, domain, at, truth, {"n_walks": 200})
 
 
 def with_drift() -> Iterator[Situation]:
     """A ball of radius 1.7, diffusion 1.3: ``u = exp(-2 mu x / a)`` is large where the drift comes from."""
-    weight: dict[str, Any] = {"drift": "weight"}
-    for dim, strength, place, options in (
-        (3, 0.4, None, {}),
-        (3, 3.0, None, {}),
-        (12, 3.0, None, {}),
-        (3, 3.0, None, {"solver": "euler", "n_walks": 200}),
-        (3, 0.4, None, weight),
-        (3, 3.0, None, weight),
-        (3, 6.0, None, weight),
-        (12, 3.0, None, weight),
-        (3, 24.0, None, weight),
-        (3, 3.0, 0.8, weight),
-        (3, 3.0, 0.9, weight),
-        (3, 3.0, 0.9, {**weight, "n_walks": 300}),
-        (3, 1.5, 0.8, {**weight, "n_walks": 100}),
-        (3, 1.5, 0.9, {**weight, "n_walks": 200}),
-    ):
+    follow = [(3, 0.4, 0, 1000), (3, 3.0, 0, 1000), (12, 3.0, 0, 1000)]
+    weigh = [(3, 0.4, 0, 1000), (3, 3.0, 0, 1000), (3, 6.0, 0, 1000), (12, 3.0, 0, 1000), (3, 24.0, 0, 1000)]
+    weigh += [(3, 3.0, 0.8, 1000), (3, 3.0, 0.9, 1000), (3, 3.0, 0.9, 300)]
+    weigh += [(3, 1.5, 0.8, 100), (3, 1.5, 0.9, 200)]
+    cases = [*((*case, {}) for case in follow), (3, 3.0, 0, 200, {"solver": "euler"})]
+    cases += ((*case, {"drift": "weight"}) for case in weigh)
+    for dim, strength, place, n_walks, kind in cases:
         mu = vector(strength, dim=dim)
         at = vector(1.7 * place, dim=dim) if place else vector(0.0, 1.7 * 0.6, dim=dim)
         where = f", {place:g} of the radius downstream" if place else ""
-        kinds = "".join(f", {value}" for value in options.values() if isinstance(value, str))
+        operator = Operator(diffusion=1.3, drift=mu)
         yield Situation(
-            f"drift {strength:g}, {dim} dimensions{where}{kinds}",
+            f"drift {strength:g}, {dim} dimensions{where}" + "".join(f", {word}" for word in kind.values()),
             lambda z, mu=mu: torch.exp(-2 * (z @ mu) / 1.3),
-            Ball(vector(dim=dim), 1.7),
-            at,
-            math.exp(-2 * float(mu @ at) / 1.3),
-            {"n_walks": 1000, "operator": Operator(diffusion=1.3, drift=mu), **options},
+            *(Ball(vector(dim=dim), 1.7), at, math.exp(-2 * float(mu @ at) / 1.3)),
+            {"n_walks": n_walks, "operator": operator, **kind},
         )
 
 
 def rare() -> Iterator[Situation]:
     """A small ball of value 1 in a sphere of value 0, and a cap of value 1 on it, met with known chances."""
-    eps, centre = 0.05, vector()
+    eps, sphere = 0.05, Ball(vector(), 1.0)
+    points = torch.stack([vector(), vector(0.0, 0.0, 0.95)])  # the second is never met; a domain needs two
+    domain = DataDomain(points, epsilon=torch.tensor([eps, 1e-12], dtype=torch.float64), outer=sphere)
     for share in (0.0075, 0.03, 0.2, 0.99):
-        domain = DataDomain(  # the second ball is never met; a domain needs two points
-            torch.stack([centre, vector(0.0, 0.0, 0.95)]),
-            epsilon=torch.tensor([eps, 1e-12], dtype=torch.float64),
-            outer=Ball(centre, 1.0),
-        )
         options = {"n_walks": 100, "solver": "spheres", "data_values": torch.ones(2, dtype=torch.float64)}
         at = vector(1 / (1 + share * (1 / eps - 1)))
         yield Situation(f"ball met with probability {share:g}", 0.0, domain, at, share, options)
     for share, n_walks in ((0.05, 100), (0.03, 100), (0.005, 100), (0.1, 50), (0.005, 1000)):
-        value: Callable[[Tensor], Tensor] = lambda z, share=share: (z[:, 0] > 1 - 2 * share).double()  # noqa: E731
-        options = {"n_walks": n_walks, "solver": "exact"}
-        yield Situation(
-            f"cap met with probability {share:g}", value, Ball(centre, 1.0), centre, share, options
-        )
+        value, options = partial(_cap, share), {"n_walks": n_walks, "solver": "exact"}
+        yield Situation(f"cap met with probability {share:g}", value, sphere, vector(), share, options)
+
+
+def _cap(share: float, z: Tensor) -> Tensor:
+    return (z[:, 0] > 1 - 2 * share).double()
 
 
 def main() -> None:

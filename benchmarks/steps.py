@@ -65,30 +65,14 @@ def mixup_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return step(model, loss)
 
 
-class TinyTransformer(nn.Module):
-    """Two encoder layers over 16 tokens of 32 numbers, and a linear layer on their mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(32, 64)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.outer = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of ten classes."""
-        return self.outer(self.layers(self.inner(x)).mean(1))
-
-
 def beside_mixup(
-    what: str, model: nn.Module, x: Tensor, y: Tensor, *, budget: float = math.inf, **timing: int
+    what: str, model: nn.Module, x: Tensor, y: Tensor, budget: float, *timing: int
 ) -> Iterator[Measurement]:
     """A marginal step and a mixup step, each against the same ordinary step."""
     against, reference = "ERM step on the same batch", erm_step(model, x, y)
-    ours = elliptic_step(model, x, y)
-    yield compare(f"marginal step, {what}", ours, against, reference, budget=budget, **timing)
+    yield compare(f"marginal step, {what}", elliptic_step(model, x, y), against, reference, budget, *timing)
     mixup = mixup_step(model, x, y)
-    yield compare(f"mixup as timm does it, {what}", mixup, against, reference, budget=math.inf, **timing)
+    yield compare(f"mixup as timm does it, {what}", mixup, against, reference, math.inf, *timing)
 
 
 def fit(method: str, x: np.ndarray, y: np.ndarray, batch_size: int) -> Callable[[], object]:
@@ -98,66 +82,41 @@ def fit(method: str, x: np.ndarray, y: np.ndarray, batch_size: int) -> Callable[
 
 
 def measure() -> Iterator[Measurement]:
-    """Convolutional net, transformer and perceptron."""
-    net = preact_resnet(18, 10)
+    """Convolutional net and perceptron."""
+    net, path = preact_resnet(18, 10), {"sampling": "path", "n_times": N_TIMES}
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
-    rows_x, rows_y = x.repeat(N_TIMES, 1, 1, 1), y.repeat(N_TIMES)
-    path = {"sampling": "path", "n_times": N_TIMES}
-    yield compare(
-        "path step, PreActResNet-18, 32x32, batch 32",
-        elliptic_step(net, x, y, **path),
-        "ERM step on as many rows (160)",
-        erm_step(net, rows_x, rows_y),
-        budget=1.05,
-        rounds=9,
-    )
-    yield from beside_mixup("PreActResNet-18, 32x32, batch 32", net, x, y, budget=1.05, rounds=15)
+    ours, rows = elliptic_step(net, x, y, **path), (x.repeat(N_TIMES, 1, 1, 1), y.repeat(N_TIMES))
+    what = "PreActResNet-18, 32x32, batch 32"
+    yield compare(f"path step, {what}", ours, "ERM step on as many rows (160)", erm_step(net, *rows), 1.05, 9)
+    yield from beside_mixup(what, net, x, y, 1.05, 15)
     half, pairs = (x[:16], y[:16]), {**path, "n_bridges": 2}
-    yield compare(
-        "multiplicative weighting, PreActResNet-18, batch 16, two bridges",
-        elliptic_step(net, *half, weighting="multiplicative", **pairs),
-        "unweighted path step on the same rows",
-        elliptic_step(net, *half, **pairs),
-        budget=2.0,
-        rounds=9,
-    )
-    x, y = torch.randn(32, 16, 32), torch.randint(10, (32,))
-    what = "two-layer transformer, 16 tokens, batch 32"
-    yield from beside_mixup(what, TinyTransformer(), x, y, repeats=10, rounds=31)
+    ours, plain = (elliptic_step(net, *half, weighting=w, **pairs) for w in ("multiplicative", None))
+    what = "multiplicative weighting, PreActResNet-18, batch 16, two bridges"
+    yield compare(what, ours, "unweighted path step on the same rows", plain, 2.0, 9)
     for number, batch in enumerate(BATCHES):
         yield from measure_perceptron(batch, {name: each[number] for name, each in BUDGETS.items()})
     table = np.random.default_rng(0).normal(size=(4096, 122)), np.arange(4096) % 10
     for batch in BATCHES[:2]:
-        yield compare(
-            f"an epoch of an estimator, 128-128 MLP, 122 features, batch {batch}, 4096 rows",
-            fit("elliptic", *table, batch),
-            'the same with method="erm"',
-            fit("erm", *table, batch),
-            budget=1.15,
-            rounds=21,
-        )
+        what = f"an epoch of an estimator, 128-128 MLP, 122 features, batch {batch}, 4096 rows"
+        ours, plain = (fit(method, *table, batch) for method in ("elliptic", "erm"))
+        yield compare(what, ours, 'the same with method="erm"', plain, 1.15, 21)
 
 
 def measure_perceptron(batch: int, budgets: dict[str, float]) -> Iterator[Measurement]:
     """Compare marginal steps of a small perceptron, where our own overhead counts most."""
     what, against = f"128-128 MLP, 122 features, batch {batch}", "ERM step on the same batch"
-    timing = {"repeats": max(5, 1600 // batch), "rounds": 41}
+    timing = 41, max(5, 1600 // batch)
     small, x, y = mlp(122, 10), torch.randn(batch, 122), torch.randint(10, (batch,))
-    yield from beside_mixup(what, small, x, y, budget=budgets["marginal"], **timing)
+    yield from beside_mixup(what, small, x, y, budgets["marginal"], *timing)
     erm = erm_step(small, x, y)
     for name, budget, settings in (
         ('hidden layer at="1"', budgets["hidden"], {"at": "1"}),
         ("partners by inverse distance", budgets["inverse distance"], {"pairing": "inverse_distance"}),
     ):
-        step_ = elliptic_step(small, x, y, **settings)
-        yield compare(f"marginal step, {name}, {what}", step_, against, erm, budget=budget, **timing)
+        ours = elliptic_step(small, x, y, **settings)
+        yield compare(f"marginal step, {name}, {what}", ours, against, erm, budget, *timing)
     model, target, loss_fn = mlp(122, 1), torch.randn(batch, 1), nn.MSELoss()
     objective = Elliptic(model, loss_fn, pairing=LabelKernel(bandwidth=0.1))
-    yield compare(
-        f"marginal step, partners by label kernel, one target, {what}",
-        step(model, lambda: objective(x, target)),
-        against,
-        step(model, lambda: loss_fn(model(x), target)),
-        budget=budgets["label kernel"],
-        **timing,
-    )
+    ours, plain = step(model, lambda: objective(x, target)), step(model, lambda: loss_fn(model(x), target))
+    what = f"marginal step, partners by label kernel, one target, {what}"
+    yield compare(what, ours, against, plain, budgets["label kernel"], *timing)

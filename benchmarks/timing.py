@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,10 @@ class Measurement:
     detail: str = ""  # absolute figures, for orientation only
 
     @classmethod
-    def of(
-        cls, what: str, against: str, ratios: Sequence[float], budget: float, detail: str = ""
-    ) -> Measurement:
-        """Summarise ratios, or a single one."""
+    def of(cls, what: str, against: str, ratios: Sequence[float], *rest: Any) -> Measurement:
+        """Summarise ratios, or a single one; ``rest`` are the budget and perhaps a detail."""
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [*ratios] * 3
-        return cls(what, against, middle, low, high, budget, detail)
+        return cls(what, against, middle, low, high, *rest)
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON file."""
@@ -40,9 +39,7 @@ class Measurement:
         return {**asdict(self), "budget": budget, "within_budget": self.ratio <= self.budget}
 
 
-def seconds(
-    function: Callable[[], object], repeats: int = 1, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def seconds(function: Callable[[], object], repeats: int = 1, clock: Clock = time.perf_counter) -> float:
     """Mean time of one call."""
     begin = clock()
     for _ in range(repeats):
@@ -55,15 +52,13 @@ def compare(
     function: Callable[[], object],
     against: str,
     reference: Callable[[], object],
-    *,
     budget: float,
     rounds: int = 15,
     repeats: int = 1,
 ) -> Measurement:
     """Time both in random order, round by round; the ratio is taken within each round."""
+    calls, times = (function, reference), ([], [])
     function(), reference()  # warm up
-    times: list[list[float]] = [[], []]
-    calls = (function, reference)
     for _ in range(rounds):
         for which in random.sample((0, 1), 2):
             times[which].append(seconds(calls[which], repeats))

@@ -11,16 +11,18 @@ which they are (`elliptica.lab.experiments.metrics`). One training of 500 epochs
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from math import ceil, floor, isqrt
 from typing import get_args
 
 from scipy import stats
 
 from common import ROOT, fill, spread, table
-from digits import chance_of_fit, fits
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.metrics import Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record, read_records
@@ -31,7 +33,7 @@ RECORDS, PAGE = ROOT / "results" / "tables", ROOT / "results" / "breast_protocol
 Found = dict[tuple[str, str], list[Record]]
 #: Label noise by the name of its data set.
 NOISES = {"breastmnist-per-batch": "per batch", "breastmnist-clean": "clean", "breastmnist": "once"}
-METHODS = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
+METHODS = ["erm", "mixup", "mixupe", "elliptic"]
 PARTS = ("validation", "test")
 #: Rows of the paper with values of their own: table and row.
 PRINTED = [
@@ -39,26 +41,27 @@ PRINTED = [
     *(("table9", row) for row in ("elliptic", "elliptic + weighting")),
     *(("table10", row) for row in ("elliptic by distance", "by distance + weighting")),
 ]
-#: Repetitions in the paper, and here; fewer than enough are shown, and compared with nothing.
-SEEDS, ENOUGH = 10, 5
+#: Repetitions in the paper, and here.
+SEEDS = 10
 
 
 def everything() -> Found:
     """Records by data set and row."""
-    cells = ((dataset, row) for dataset in NOISES for row in METHODS)
-    return {(d, row): read_records(RECORDS, Choice("table6", [d], [row]).runs(RECORDS)) for d, row in cells}
+    cells = {(d, row): Choice("table6", [d], [row]).runs(RECORDS) for d, row in product(NOISES, METHODS)}
+    return {cell: read_records(RECORDS, runs) for cell, runs in cells.items()}
 
 
 def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
-    """Those that say what was measured then; every record knows the epoch that was chosen."""
-    return [record for record in records if epoch == "chosen" or record.right]
+    """Those that say what was measured then, or none if a seed is missing."""
+    known = [record for record in records if epoch == "chosen" or record.right]
+    return known if len(known) == SEEDS else []
 
 
 def protocols() -> Iterator[tuple[str, str, Epoch]]:
     """Data set, part and epoch; the epoch chosen on validation is the best one there."""
-    for dataset in NOISES:
-        for part in PARTS:
-            yield from ((dataset, part, e) for e in get_args(Epoch) if (part, e) != ("validation", "best"))
+    for protocol in product(NOISES, PARTS, get_args(Epoch)):
+        if protocol[1:] != ("validation", "best"):
+            yield protocol
 
 
 def score(records: list[Record], part: str, epoch: Epoch, column: str) -> list[float]:
@@ -81,10 +84,9 @@ def paper(name: str, row: str) -> dict[str, PaperValue]:
 
 
 def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
-    """Whether both columns agree with the paper's; False with too few seeds to say."""
-    values, records = paper("table6", row), usable(records, epoch)
-    is_known = bool(values) and len(records) >= ENOUGH
-    return is_known and all(agrees(score(records, part, epoch, c), value) for c, value in values.items())
+    """Whether both columns are known and agree with the paper's."""
+    known, values = usable(records, epoch), paper("table6", row).items()
+    return bool(known) and all(agrees(score(known, part, epoch, c), value) for c, value in values)
 
 
 def matrix(found: Found) -> str:
@@ -103,37 +105,27 @@ def matrix(found: Found) -> str:
 
 
 def _cell(records: list[Record], row: str, part: str, epoch: Epoch) -> str:
-    """Both columns; the average alone where only the validation curves of older records tell."""
     known = usable(records, epoch)
-    if len(known) < ENOUGH and len(records) == SEEDS and part == "validation":
-        return f"{spread(average_of_curves(records, epoch), '.1f')} / ?"
-    if len(known) < 2:
+    if not known:
         return "-"
     text = " / ".join(spread(score(known, part, epoch, column), ".1f") for column in ("average", "worst"))
-    text = f"**{text}**" if is_near(known, row, part, epoch) else text
-    return text if len(known) == SEEDS else f"{text} ({len(known)} seeds)"
-
-
-def average_of_curves(records: list[Record], epoch: Epoch) -> list[float]:
-    """The average on validation after the last epoch or over the last tenth, which every record has."""
-    courses = [record.curves["validation"] for record in records]
-    return [100 * statistics.mean(c[-max(len(c) // 10, 1) if epoch == "late" else -1 :]) for c in courses]
+    return f"**{text}**" if is_near(known, row, part, epoch) else text
 
 
 def _gap(ours: list[Record], others: list[Record], part: str, epoch: Epoch) -> str:
     """Difference of averages on the same seeds, with its standard error."""
-    mine, theirs = ({r.run.seed: r for r in usable(records, epoch)} for records in (ours, others))
-    pairs = ([mine[seed], theirs[seed]] for seed in mine if seed in theirs)
-    gaps = [a - b for a, b in (score(pair, part, epoch, "average") for pair in pairs)]
-    if len(gaps) < ENOUGH:
+    pair = (sorted(usable(records, epoch), key=lambda r: r.run.seed) for records in (ours, others))
+    mine, theirs = (score(records, part, epoch, "average") for records in pair)
+    if not mine or not theirs:
         return "-"
-    return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / math.sqrt(len(gaps)):.1f})"
+    gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
+    return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / len(gaps) ** 0.5:.1f})"
 
 
 def near(found: Found) -> str:
     """Protocols under which the paper's rows come out, and how many of the four do under each."""
     lines, counts = [], Counter[tuple[str, str, Epoch]]()
-    for row in (row for row in METHODS if row != "marginal"):
+    for row in METHODS:
         hits = [each for each in protocols() if is_near(found[each[0], row], row, *each[1:])]
         counts.update(hits)
         names = "; ".join(f"{NOISES[dataset]}, {part}, {epoch}" for dataset, part, epoch in hits)
@@ -144,16 +136,14 @@ def near(found: Found) -> str:
 
 def digits() -> str:
     """The printed pairs of the paper, and what they fit."""
-    rows, chances = [], []
+    rows = []
     for name, row in PRINTED:
         worst, average = (paper(name, row)[column] for column in ("worst", "average"))
-        chances.append(chance_of_fit(worst.mean, worst.std, seeds=SEEDS, rows=21, finer=42, draws=1000))
-        cells = [_text(worst), _verdict(worst, 21), _verdict(worst, 42), f"{chances[-1]:.2f}"]
+        cells = [_text(worst), _verdict(worst, 21), _verdict(worst, 42)]
         cells += [_text(average), _verdict(average, 78), _verdict(average, 156)]
         rows.append([name.replace("table", "Table "), row, *cells])
-    head = ["paper", "row", "worst", "on 21", "on 42", "chance", "average", "on 78", "on 156"]
-    product = f"Product of the nine chances: {math.prod(chances):.0e}."
-    return "\n".join([*table(head, rows, "llrllrrll"), "", product])
+    head = ["paper", "row", "worst", "on 21", "on 42", "average", "on 78", "on 156"]
+    return "\n".join(table(head, rows, "llrllrll"))
 
 
 def _text(value: PaperValue) -> str:
@@ -162,18 +152,53 @@ def _text(value: PaperValue) -> str:
 
 def _verdict(value: PaperValue, rows: int) -> str:
     """By which deviations a pair fits."""
-    ways = ("sample", "population")
-    found = [w for w in ways if fits(value.mean, value.std, seeds=SEEDS, rows=rows, deviation=w)]
-    return " and ".join(found) or ("mean only" if fits(value.mean, None, seeds=SEEDS, rows=rows) else "no")
+    ways = [("sample", SEEDS - 1), ("population", SEEDS)]
+    return " and ".join(w for w, n in ways if fits(value.mean, value.std, SEEDS, rows, n)) or "no"
+
+
+def fits(mean: float, std: float, seeds: int, rows: int, divisor: int) -> bool:
+    """Whether whole numbers of right answers give a printed mean and deviation, in percent with one digit.
+
+    A score of one seed is ``k / rows``, so not every pair can be printed (GRIM and GRIMMER). The decision is
+    exact: it looks for ``seeds`` whole numbers from 0 to ``rows`` whose mean and deviation (``divisor``: of
+    the variance) round to the printed values; at the edge both roundings of a half count.
+    """
+    (low, high), (least, most) = (
+        [max(Fraction(f"{printed:.1f}") + Fraction(half, 20), Fraction(0)) * rows / 100 for half in (-1, 1)]
+        for printed in (mean, std)
+    )
+    for total in range(ceil(low * seeds), min(floor(high * seeds), seeds * rows) + 1):
+        centre, rest = divmod(total, seeds)  # numbers are counted from near their mean: small squares
+        shift = Fraction(rest * rest, seeds)
+        first, last = ceil(least**2 * divisor + shift), floor(most**2 * divisor + shift)
+        size = isqrt(last)
+        sums = _squares(seeds, max(-centre, -size), min(rows - centre, size), last)
+        if first <= last and sums.get(rest, 0) >> first:
+            return True
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _squares(n: int, low: int, high: int, most: int) -> dict[int, int]:
+    """Sums of squares up to ``most``, as bits of a number, by the sum of ``n`` whole numbers of a range."""
+    mask, found = (1 << (most + 1)) - 1, {0: 1}
+    for _ in range(n):
+        longer: dict[int, int] = {}
+        for total, squares in found.items():
+            for value in range(low, high + 1):
+                if more := (squares << (value * value)) & mask:
+                    longer[total + value] = longer.get(total + value, 0) | more
+        found = longer
+    return found
 
 
 def control(found: Found) -> str:
     """The same check of our own rows after epochs 50, 100, ..., 500, for which the part is known."""
-    complete, rows = [r for r in map(usable, found.values()) if len(r) == SEEDS], []
+    complete, rows = [r for r in map(usable, found.values()) if r], []
     for part in PARTS:
         pairs = [own_pair(records, part, epoch) for records in complete for epoch in range(50, 501, 50)]
         kept = [pair for pair in pairs if pair is not None]
-        counts = [sum(fits(*p, seeds=SEEDS, rows=n, deviation="sample") for p in kept) for n in (21, 42)]
+        counts = [sum(fits(*pair, SEEDS, n, SEEDS - 1) for pair in kept) for n in (21, 42)]
         shares = [f"{count} ({100 * count / max(len(kept), 1):.0f} %)" for count in counts]
         rows.append([part, str(len(pairs)), str(len(kept)), *shares])
     head = ["measured on", "rows", "worst class malignant in all seeds", "of these, fit 21", "fit 42"]

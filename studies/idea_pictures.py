@@ -7,37 +7,25 @@ drawn by the library's own functions.
 from __future__ import annotations
 
 import math
-import warnings
 
 import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 import elliptica
-from common import ROOT, descend
-from elliptica.baselines import ERM, Mixup
-from elliptica.lab.data.toy import two_moons
+from common import ROOT
 from elliptica.landscape.loss import excess_cross_entropy
+from loss_landscape import load_two_moons, train
 
-IMAGES = ROOT / "docs" / "images"
 INK, MUTED, BLUE, ORANGE, GREEN, BAND = "#22252e", "#6a6f7d", "#1f5fbf", "#f08a24", "#2a8f5b", "#dbe6f7"
-COLOURS = {"ERM": MUTED, "mixup": GREEN, "elliptic": BLUE}
+COLOURS, NAMES = {"erm": MUTED, "mixup": GREEN, "elliptic": BLUE}, {"erm": "ERM"}
 STYLE = {
-    "font.size": 11,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlepad": 12,
-    "legend.frameon": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **{"font.size": 11, "legend.frameon": False},
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **{"axes.edgecolor": MUTED, "axes.spines.right": False, "axes.spines.top": False},
+    **{"axes.titlelocation": "left", "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 12},
 }
 
 
@@ -57,21 +45,14 @@ def draw_bridge() -> Figure:
         left.plot(s, path, color=BLUE, linewidth=0.8, alpha=0.55)
     coarse = elliptica.sample_bridge(start, end, n_times=5, sigma=sigma, generator=stream(5))[0, 0, :, 0]
     left.plot(torch.linspace(0, 1, 5), coarse, "o-", color=ORANGE, linewidth=1.2, markersize=8, zorder=3)
-    arrow = {"arrowstyle": "-", "color": ORANGE}
-    at = (0.5, float(coarse[2]))
-    left.annotate(
-        "what the model sees of a bridge:\nn_times = 5 points",
-        at,
-        (0.5, -0.3),
-        color=ORANGE,
-        arrowprops=arrow,
-    )
+    look = {"color": ORANGE, "arrowprops": {"arrowstyle": "-", "color": ORANGE}}
+    words = "what the model sees of a bridge:\nn_times = 5 points"
+    left.annotate(words, (0.5, float(coarse[2])), (0.5, -0.3), **look)
     left.set_title('sampling="path": points of one bridge')
     x, y = torch.cat([start, end]).repeat(40, 1), torch.zeros(80, 1)
     partners = torch.arange(80) + torch.tensor([1, -1]).repeat(40)
-    paths = elliptica.sample_paths(
-        x, y, target_space="real", sampling="marginal", sigma=sigma, partners=partners, generator=stream(1)
-    )
+    settings = {"target_space": "real", "sampling": "marginal", "sigma": sigma, "generator": stream(1)}
+    paths = elliptica.sample_paths(x, y, partners=partners, **settings)
     from_end = torch.arange(80) % 2 == 1  # these bridges run the other way
     times = torch.where(from_end, 1 - paths.s.flatten(), paths.s.flatten())
     right.plot(times, paths.x.flatten(), "o", color=ORANGE, markersize=6, alpha=0.6)
@@ -81,15 +62,13 @@ def draw_bridge() -> Figure:
         axes.fill_between(s, s - width, s + width, color=BAND, zorder=0, label="mean ± 2 deviations")
         axes.plot(s, s, color=MUTED, linestyle="--", linewidth=1, label="straight line (mixup, sigma = 0)")
         axes.plot([0, 1], [0, 1], "o", color=INK, markersize=9, zorder=4)
-        axes.set_xlabel("time s along the bridge")
-        axes.set_ylim(-0.5, 1.4)
+        axes.set(xlabel="time s along the bridge", ylim=(-0.5, 1.4))
     left.set_ylabel("one coordinate of the input")
     left.annotate("a data point", (0, 0), (0.0, -0.36))
     left.annotate("its partner", (1, 1), (0.84, 1.24))
     here = int(((times == 0) | (times == 1)).sum())
-    right.annotate(
-        f"{here} of the 80 are data points\n(two of the five times)", (0, 0), (0.0, 1.02), color=ORANGE
-    )
+    words = f"{here} of the 80 are data points\n(two of the five times)"
+    right.annotate(words, (0, 0), (0.0, 1.02), color=ORANGE)
     right.legend(loc="lower right")
     return figure
 
@@ -100,13 +79,10 @@ def _corner(p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _triangle(axes: Axes, sigma_y: float) -> None:
-    labels = torch.eye(3)
-    free = elliptica.sample_bridge(
-        labels[:1], labels[1:2], n_times=33, n_bridges=8, sigma=sigma_y, generator=stream(2)
-    )[0]
-    corners = torch.eye(3)[[0, 1, 2, 0]]
-    axes.plot(*_corner(corners), color=MUTED, linewidth=1)
-    for path in elliptica.project_to_simplex(free):
+    labels, settings = torch.eye(3), {"n_times": 33, "n_bridges": 8, "generator": stream(2)}
+    free = elliptica.sample_bridge(labels[:1], labels[1:2], sigma=sigma_y, **settings)
+    axes.plot(*_corner(labels[[0, 1, 2, 0]]), color=MUTED, linewidth=1)
+    for path in elliptica.project_to_simplex(free[0]):
         axes.plot(*_corner(path), ".-", color=BLUE, markersize=4, linewidth=0.6, alpha=0.7)
     axes.plot(*_corner(labels[:2]), "--", color=MUTED, linewidth=1)
     axes.plot(*_corner(labels[:2]), "o", color=INK, markersize=9, zorder=4)
@@ -125,17 +101,13 @@ def draw_labels() -> Figure:
     _triangle(small, 0.05)
     _triangle(large, 0.3)
     classes = [2, 3, 5, 10, 20, 50, 100, 200]
-    for how, colour, words in [
-        ("euclidean", GREEN, "nearest point"),
-        ("abs", BLUE, "the paper's map (default)"),
-    ]:
+    maps = [("euclidean", GREEN, "nearest point"), ("abs", BLUE, "the paper's map (default)")]
+    for how, colour, words in maps:
         left = []
         for k in classes:
             label = torch.eye(k)[:1].expand(4000, k)
-            middle = elliptica.sample_bridge(label, label, n_times=3, sigma=0.05, generator=stream(k))[
-                :, 0, 1
-            ]
-            left.append(float(elliptica.project_to_simplex(middle, how)[:, 0].mean()))
+            bridges = elliptica.sample_bridge(label, label, n_times=3, sigma=0.05, generator=stream(k))
+            left.append(float(elliptica.project_to_simplex(bridges[:, 0, 1], how)[:, 0].mean()))
         mass.plot(classes, left, "o-", color=colour, label=f'simplex="{how}": {words}')
     mass.set(xscale="log", ylim=(0, 1.05), xlabel="number of classes")
     mass.set_xticks(classes, [str(k) for k in classes])
@@ -145,44 +117,18 @@ def draw_labels() -> Figure:
     return figure
 
 
-def train(method: str, x: Tensor, y: Tensor, steps: int = 2000) -> nn.Module:
-    """A perceptron of two layers of 32, trained on all points in every step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
-    loss = nn.CrossEntropyLoss()
-    objectives = {
-        "ERM": ERM(model, loss),
-        "mixup": Mixup(model, loss),
-        "elliptic": elliptica.Elliptic(model, loss, num_classes=2, sigma=0.05),
-    }
-    generator = stream(7)
-    losses = (objectives[method](x, y, generator=generator) for _ in range(steps))
-    return descend(model, losses, 1e-2).eval()
-
-
-def draw_loss_along_bridges() -> Figure:
+def draw_loss() -> Figure:
     """Loss of three networks along bridges between the two classes: one bridge, and all of them."""
-    moons = two_moons(200, 0, generator=stream(0))
-    x, y = moons.boundary_x, moons.boundary_y
-    ends = (x[y == 1], y[y == 1])
-    paths = elliptica.sample_paths(
-        x[y == 0],
-        y[y == 0],
-        end=ends,
-        target_space="simplex",
-        num_classes=2,
-        sampling="path",
-        n_times=101,
-        sigma=0.05,
-        generator=stream(4),
-    )
+    problem = load_two_moons(0)
+    x, y = problem.x, problem.y
+    space = {"target_space": "simplex", "num_classes": 2, "end": (x[y == 1], y[y == 1])}
+    settings = {"sampling": "path", "n_times": 101, "sigma": 0.05, "generator": stream(4)}
+    paths = elliptica.sample_paths(x[y == 0], y[y == 0], **space, **settings)
     losses = {}
     for method in COLOURS:
-        model = train(method, x, y)
-        with torch.no_grad():
-            output = model(paths.x.flatten(0, 2))
+        output = train(problem, method, 0)(paths.x.flatten(0, 2)).detach()
         losses[method] = excess_cross_entropy(output, paths.y.flatten(0, 2)).view(-1, 101)
-    one = int(losses["ERM"].mean(1).argsort()[len(x) // 4])  # the bridge of median loss
+    one = int(losses["erm"].mean(1).argsort()[len(x) // 4])  # the bridge of median loss
     figure = Figure(figsize=(12.5, 4.1), layout="constrained")
     place, single, many = figure.subplots(1, 3, width_ratios=[1.15, 1, 1])
     for k, colour in enumerate((BLUE, ORANGE)):
@@ -194,11 +140,11 @@ def draw_loss_along_bridges() -> Figure:
     place.set_title("200 training points and one bridge")
     s = torch.linspace(0, 1, 101)
     for method, colour in COLOURS.items():
-        single.plot(s, losses[method][one], color=colour, label=method)
+        single.plot(s, losses[method][one], color=colour, label=NAMES.get(method, method))
         low, middle, high = losses[method].quantile(torch.tensor([0.1, 0.5, 0.9]), dim=0)
         if method != "mixup":  # its band covers that of elliptic training
             many.fill_between(s, low, high, color=colour, alpha=0.18, linewidth=0)
-        many.plot(s, middle, color=colour, label=method)
+        many.plot(s, middle, color=colour, label=NAMES.get(method, method))
     single.set_title("loss along that bridge")
     many.set_title("median over 100 bridges")
     for axes in (single, many):
@@ -208,18 +154,8 @@ def draw_loss_along_bridges() -> Figure:
     return figure
 
 
-def main() -> None:
-    """Draw all pictures."""
-    warnings.simplefilter("ignore", elliptica.EllipticWarning)
-    pictures = {
-        "bridge.png": draw_bridge,
-        "label_bridge.png": draw_labels,
-        "loss_along_bridges.png": draw_loss_along_bridges,
-    }
+if __name__ == "__main__":
+    pictures = {"bridge": draw_bridge, "label_bridge": draw_labels, "loss_along_bridges": draw_loss}
     with mpl.rc_context(STYLE):
         for name, draw in pictures.items():
-            draw().savefig(IMAGES / name, dpi=120)
-
-
-if __name__ == "__main__":
-    main()
+            draw().savefig(ROOT / "docs" / "images" / f"{name}.png", dpi=120)

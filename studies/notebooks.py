@@ -17,6 +17,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +33,22 @@ _NOT_RUN = re.compile(r"^<!-- not run: .+? -->\n", flags=re.MULTILINE)
 
 def cells(text: str) -> Iterator[tuple[str, str]]:
     """Split a page into ``("markdown", text)`` and ``("code", text)``."""
-    end = 0
-    text = _NOT_RUN.sub("", text)
-    for block in _BLOCK.finditer(text):
-        yield from _prose(text[end : block.start()])
-        end = block.end()
-        if block["kind"].startswith("python"):
-            yield "code", block["body"].rstrip()
-        elif block["kind"].startswith("console"):
-            yield from (("code", cell) for cell in _commands(block["body"]))
-    yield from _prose(text[end:])
+    end, text = 0, _NOT_RUN.sub("", text)
+    for block in (*_BLOCK.finditer(text), None):
+        prose = text[end : block.start() if block else None].strip()
+        if prose:
+            yield "markdown", prose
+        if block:
+            end = block.end()
+            yield from (("code", cell) for cell in _code(block["kind"], block["body"]))
 
 
-def _prose(text: str) -> Iterator[tuple[str, str]]:
-    if text.strip():
-        yield "markdown", text.strip()
-
-
-def _commands(body: str) -> Iterator[str]:
-    """Cells of the commands in a block; one that is shown to fail may."""
-    lines = body.splitlines()
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+def _code(kind: str, body: str) -> Iterator[str]:
+    """Cells of a block: its Python, or its commands, of which one that is shown to fail may."""
+    if kind.startswith("python"):
+        yield body.rstrip()
+    lines = body.splitlines() if kind.startswith("console") else []
+    for line, following in pairwise([*lines, ""]):
         if line.startswith("$ "):
             may_fail = " --no-raise-error" if following.startswith("error:") else ""
             yield f"%%sh{may_fail}\n{line[2:]}"
@@ -63,17 +59,15 @@ def make(name: str) -> Any:
     import nbformat.v4 as v4
 
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    made = []
-    for number, (kind, source) in enumerate(cells(text)):
-        cell = v4.new_markdown_cell(source) if kind == "markdown" else v4.new_code_cell(source)
-        cell["id"] = f"{name}-{number}"
-        made.append(cell)
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return v4.new_notebook(cells=made, metadata=metadata)
+    new = {"markdown": v4.new_markdown_cell, "code": v4.new_code_cell}
+    made = [new[kind](source, id=f"{name}-{number}") for number, (kind, source) in enumerate(cells(text))]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
 
 
 def run(notebook: Any) -> Any:
     """Run a notebook in an empty folder with the commands of this environment; raise if a cell fails."""
+    import nbformat.v4 as v4
     from nbclient import NotebookClient
 
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -84,29 +78,16 @@ def run(notebook: Any) -> Any:
         client.execute(env=environment)
     for cell in notebook["cells"]:
         cell["metadata"].pop("execution", None)  # times of day
-        if cell.get("outputs"):
-            cell["outputs"] = [_joined(cell["outputs"])]
+        if cell.get("outputs"):  # join the pieces in which it printed
+            text = "".join(output["text"] for output in cell["outputs"])
+            cell["outputs"] = [v4.new_output("stream", name="stdout", text=text)]
     return notebook
 
 
-def _joined(outputs: list[Any]) -> Any:
-    """Join the pieces in which a cell printed."""
-    import nbformat.v4 as v4
-
-    if any(output["output_type"] != "stream" for output in outputs):
-        raise ValueError(f"A cell shows something else than text: {outputs}")
-    return v4.new_output("stream", name="stdout", text="".join(output["text"] for output in outputs))
-
-
-def main() -> None:
-    """Write the notebooks."""
+if __name__ == "__main__":
     import nbformat
 
     for name in NAMES:
         notebook = run(make(name))
         nbformat.validate(notebook)
         nbformat.write(notebook, FOLDER / f"{name}.ipynb")
-
-
-if __name__ == "__main__":
-    main()

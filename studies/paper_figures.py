@@ -11,8 +11,7 @@ Table 6; class sizes are counted in the data, which must be there (ELLIPTICA_DAT
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+import sys
 from typing import Any
 
 import matplotlib as mpl
@@ -21,16 +20,15 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from matplotlib.patheffects import withStroke
-from scipy import sparse
-from scipy.sparse.linalg import spsolve
+from scipy.sparse.linalg import LaplacianNd, spsolve
 
-from elliptica.core.bridge import sample_bridge
+from common import ROOT
+from elliptica import sample_bridge
 from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.registry import load_dataset
 from elliptica.lab.experiments.specification import load_specification, runs
 from elliptica.landscape import Box, DataDomain, estimate_landscape
 
-ROOT = Path(__file__).resolve().parent.parent
 INK = "#22252e"
 STYLE: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 7, "text.color": INK}
 
@@ -39,11 +37,7 @@ POINTS, LOSSES = ((1.0, 2.0), (3.0, 3.0), (4.0, 1.0), (0.0, 0.0)), (0.9, 0.3, 0.
 QUERY, RADIUS = (2.1, 0.6), 0.28
 LOW, HIGH = (-0.7, -0.7), (4.7, 3.7)
 
-TITLES = {
-    "breastmnist-per-batch": "Breast",
-    "retinamnist": "Retina",
-    "pathmnist_subset": "Path (a tenth)",
-}
+TITLES = {"breastmnist-per-batch": "Breast", "retinamnist": "Retina", "pathmnist_subset": "Path (a tenth)"}
 METHODS = {"erm": ("ERM", "#7d8794"), "mixup": ("mixup", "#f08a24"), "elliptic": ("elliptic", "#1f5fbf")}
 
 
@@ -53,19 +47,12 @@ def estimate_shares(n_walks: int = 20_000) -> np.ndarray[Any, Any]:
     low, high = (torch.tensor(corner, dtype=torch.float64) for corner in (LOW, HIGH))
     domain = DataDomain(points, epsilon=RADIUS, outer=Box(low, high, wall="reflect"))
     query = torch.tensor([QUERY], dtype=torch.float64)
-    ends = torch.eye(len(POINTS), dtype=torch.float64)
-    shares = [
-        estimate_landscape(
-            0.0,
-            domain,
-            query,
-            n_walks=n_walks,
-            data_values=end,
-            generator=torch.Generator().manual_seed(0),
-        )
-        for end in ends
-    ]
-    return np.array([float(estimate.value) for estimate in shares])
+    shares = []
+    for values in torch.eye(len(POINTS), dtype=torch.float64):
+        settings = {"n_walks": n_walks, "generator": torch.Generator().manual_seed(0)}
+        estimate = estimate_landscape(0.0, domain, query, data_values=values, **settings)
+        shares.append(float(estimate.value))
+    return np.array(shares)
 
 
 def solve_on_grid(size: int = 216) -> np.ndarray[Any, Any]:
@@ -77,16 +64,9 @@ def solve_on_grid(size: int = 216) -> np.ndarray[Any, Any]:
     distance = np.linalg.norm(places - np.array(POINTS), axis=2)
     free = distance.min(1) > RADIUS
     u = np.where(free, 0.0, np.array(LOSSES)[distance.argmin(1)])
-    along, across = (_path_laplacian(n) for n in (size, rows))
-    laplacian = sparse.csr_array(sparse.kron(sparse.eye(rows), along) + sparse.kron(across, sparse.eye(size)))
+    laplacian = LaplacianNd((rows, size), boundary_conditions="neumann", dtype=float).tosparse().tocsr()
     u[free] = spsolve(laplacian[free][:, free].tocsc(), -(laplacian @ u)[free])
     return u.reshape(rows, size)
-
-
-def _path_laplacian(n: int) -> Any:
-    diagonal = np.full(n, 2.0)
-    diagonal[[0, -1]] = 1.0  # nothing beyond a wall
-    return sparse.diags([diagonal, np.full(n - 1, -1.0), np.full(n - 1, -1.0)], [0, 1, -1])
 
 
 def draw_expected_loss() -> Figure:
@@ -98,7 +78,7 @@ def draw_expected_loss() -> Figure:
     points = torch.tensor(POINTS, dtype=torch.float64)
     query = torch.tensor([QUERY], dtype=torch.float64).expand_as(points)
     noise = {"sigma": 0.45, "generator": torch.Generator().manual_seed(0)}
-    bridges = sample_bridge(query, points, n_times=121, n_bridges=2, **noise)  # type: ignore[arg-type]
+    bridges = sample_bridge(query, points, n_times=121, n_bridges=2, **noise)
     halo = [withStroke(linewidth=1.6, foreground="white")]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.25, 2.35))
@@ -124,14 +104,18 @@ def draw_expected_loss() -> Figure:
         axes.text(QUERY[0], QUERY[1] - 0.24, words, ha="center", va="top", path_effects=halo, zorder=6)
         axes.set(xlim=extent[:2], ylim=extent[2:])
         axes.axis("off")
-        figure.colorbar(image, cax=figure.add_axes((0.895, 0.1, 0.022, 0.78))).outline.set_visible(False)  # type: ignore[operator]
+        figure.colorbar(image, cax=figure.add_axes((0.895, 0.1, 0.022, 0.78))).outline.set_visible(False)
     return figure
+
+
+def chosen_runs(dataset: str, method: str) -> list[Any]:
+    """The runs of Table 6 on one data set by one method."""
+    return runs("table6", load_specification("table6"), datasets=[dataset], methods=[method])
 
 
 def read_uncertainty(dataset: str, method: str) -> np.ndarray[Any, Any]:
     """Read the score of each class from the records: one row per seed."""
-    wanted = runs("table6", load_specification("table6"), datasets=[dataset], methods=[method])
-    records = read_records(ROOT / "results" / "tables", wanted)
+    records = read_records(ROOT / "results" / "tables", chosen_runs(dataset, method))
     scores = [record.metrics["test"].uncertainty for record in records]
     return np.array([[score[str(c)] for c in range(len(score))] for score in scores if score])
 
@@ -140,7 +124,7 @@ def draw_uncertainty() -> Figure:
     """Draw the score of each class, rarest first, scaled over all methods and classes of a data set."""
     sizes = {}
     for dataset in TITLES:
-        run = runs("table6", load_specification("table6"), datasets=[dataset], methods=["erm"])[0]
+        run = chosen_runs(dataset, "erm")[0]
         sizes[dataset] = torch.bincount(load_dataset(run.load, run.seed).train.y).numpy()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.75, 1.9), layout="constrained")
@@ -163,20 +147,11 @@ def draw_uncertainty() -> Figure:
             axes.set_xticks(range(len(order)), [str(c) for c in order])
             axes.set_title(TITLES[dataset], loc="left", fontweight="bold")
         panels[0].set_ylabel("uncertainty score")
-        figure.legend(
-            *panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False
-        )
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper right", ncols=3, frameon=False)
     return figure
 
 
-def main() -> None:
-    """Draw one of the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("figure", choices=["2", "4"])
-    number = parser.parse_args().figure
-    figure = draw_expected_loss() if number == "2" else draw_uncertainty()
-    figure.savefig(ROOT / "docs" / "images" / f"figure-{number}.png", dpi=300)
-
-
 if __name__ == "__main__":
-    main()
+    figure = {"2": draw_expected_loss, "4": draw_uncertainty}[sys.argv[1]]()
+    figure.savefig(ROOT / "docs" / "images" / f"figure-{sys.argv[1]}.png", dpi=300)

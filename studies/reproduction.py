@@ -8,30 +8,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from scipy import stats
 
 from common import ROOT, fill, table
+from elliptica.lab.experiments import table as tables
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.records import read_records, records_of
 from elliptica.lab.experiments.specification import load_specification
-from elliptica.lab.experiments.table import (
-    DAGGER,
-    OLD,
-    RULE,
-    SPREAD,
-    Cell,
-    Part,
-    Table,
-    grid,
-    make_table,
-    markdown_lines,
-    markdown_text,
-)
 
 RECORDS = ROOT / "results" / "tables"
 PAGE = ROOT / "docs" / "reproduction.md"
@@ -40,14 +26,6 @@ PAGE = ROOT / "docs" / "reproduction.md"
 PAPER_SEEDS = {"table1": 5, "table2": 5, "table4": 3}
 DEFAULT_PAPER_SEEDS = 10
 AGREES, DIFFERS = "✓", "✗"
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A table of the page: which runs it shows, and which part of the data."""
-
-    choice: Choice
-    part: Part = "test"
 
 
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
@@ -65,46 +43,39 @@ NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
 LINEAR, TWO_LAYERS = ["waterbirds-features"], ["waterbirds-features-mlp"]
 
 
-def tuned(table: str, dataset: list[str]) -> Choice:
-    """Runs with the settings that were chosen on the validation part."""
-    return Choice(table, dataset, tuned=True)
+#: Runs with the settings that were chosen on validation, or with the evaluations of ordinary training.
+tuned, matched = partial(Choice, tuned=True), partial(Choice, match_evaluations=True)
 
-
-def matched(table: str, dataset: list[str] | None = None, **more: Any) -> Choice:
-    """Runs with the evaluations of ordinary training."""
-    return Choice(table, dataset, match_evaluations=True, **more)
-
-
-#: Tables of the page, by the mark between which they stand.
+#: Tables of the page, by the mark between which they stand: which runs each shows.
 SHOWN = {
-    "table1": Shown(matched("table1", ["cifar10-batch1"], seeds=3)),
-    "table3": Shown(Choice("table3", ["airfoil", "no2"], [*REGRESSION, HIDDEN])),
-    "table3-parts": Shown(Choice("table3", ["airfoil"], ["erm", "mixup", *PARTS], seeds=5)),
-    "table3-newer": Shown(Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5)),
-    "table3-scaled": Shown(Choice("table3", ["airfoil-scaled", "no2-scaled"], SCALED, seeds=5)),
-    "table3-scaled-parts": Shown(Choice("table3", ["airfoil-scaled"], ["erm", *PARTS[2:]], seeds=5)),
-    "table3-all": Shown(Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
-    "table5-skillcraft": Shown(Choice("table5", ["skillcraft"], [*REGRESSION, "green", *NEWER[:2]])),
-    "table5-crime": Shown(Choice("table5", ["crime"], [*REGRESSION, "green", *NEWER])),
-    "table5-order": Shown(Choice("table5", ["skillcraft-in-order", "crime-in-order"], ["erm", "c-mixup"])),
-    "table5-train": Shown(Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5)),
-    "table5-rcf": Shown(Choice("table5", ["rcf_mnist-features"], [*REGRESSION, "green", *NOISES])),
-    "table6": Shown(Choice("table6", ["breastmnist"])),
-    "table6-small": Shown(Choice("table6", SMALL, seeds=3)),
-    "table9": Shown(Choice("table9", ["breastmnist"])),
-    "table10": Shown(Choice("table10", ["breastmnist"], ["elliptic", "elliptic by distance"])),
-    "weighting-validation": Shown(Choice("weighting", methods=VARIANTS), "validation"),
-    "weighting": Shown(Choice("weighting", methods=VARIANTS)),
-    "table4": Shown(tuned("table4", LINEAR)),
-    "table4-mlp": Shown(tuned("table4", TWO_LAYERS)),
-    "table11": Shown(tuned("table11", LINEAR)),
-    "table11-mlp": Shown(tuned("table11", TWO_LAYERS)),
-    "table7": Shown(Choice("table7", LINEAR + TWO_LAYERS)),
-    "table8": Shown(Choice("table8", NOISE)),
-    "parts": Shown(matched("parts", LINEAR)),
-    "parts-breast": Shown(matched("parts", ["breastmnist"])),
-    "parts-regression": Shown(matched("parts-regression")),
-    "shift": Shown(Choice("shift")),
+    "table1": matched("table1", ["cifar10-batch1"], seeds=3),
+    "table3": Choice("table3", ["airfoil", "no2"], [*REGRESSION, HIDDEN]),
+    "table3-parts": Choice("table3", ["airfoil"], ["erm", "mixup", *PARTS], seeds=5),
+    "table3-newer": Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5),
+    "table3-scaled": Choice("table3", ["airfoil-scaled", "no2-scaled"], SCALED, seeds=5),
+    "table3-scaled-parts": Choice("table3", ["airfoil-scaled"], ["erm", *PARTS[2:]], seeds=5),
+    "table3-all": Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5),
+    "table5-skillcraft": Choice("table5", ["skillcraft"], [*REGRESSION, "green", *NEWER[:2]]),
+    "table5-crime": Choice("table5", ["crime"], [*REGRESSION, "green", *NEWER]),
+    "table5-order": Choice("table5", ["skillcraft-in-order", "crime-in-order"], ["erm", "c-mixup"]),
+    "table5-train": Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5),
+    "table5-rcf": Choice("table5", ["rcf_mnist-features"], [*REGRESSION, "green", *NOISES]),
+    "table6": Choice("table6", ["breastmnist"]),
+    "table6-small": Choice("table6", SMALL, seeds=3),
+    "table9": Choice("table9", ["breastmnist"]),
+    "table10": Choice("table10", ["breastmnist"], ["elliptic", "elliptic by distance"]),
+    "weighting-validation": Choice("weighting", methods=VARIANTS),
+    "weighting": Choice("weighting", methods=VARIANTS),
+    "table4": tuned("table4", LINEAR),
+    "table4-mlp": tuned("table4", TWO_LAYERS),
+    "table11": tuned("table11", LINEAR),
+    "table11-mlp": tuned("table11", TWO_LAYERS),
+    "table7": Choice("table7", LINEAR + TWO_LAYERS),
+    "table8": Choice("table8", NOISE),
+    "parts": matched("parts", LINEAR),
+    "parts-breast": matched("parts", ["breastmnist"]),
+    "parts-regression": matched("parts-regression"),
+    "shift": Choice("shift"),
 }
 
 #: Blocks that other studies make from their records: the page, and what stands before and after the block.
@@ -130,7 +101,7 @@ NOT_RUN = {
 }
 
 
-def agrees(ours: Cell, paper_seeds: int) -> bool:
+def agrees(ours: tables.Cell, paper_seeds: int) -> bool:
     """Whether our mean agrees with the paper's: Welch's test at 5 %."""
     assert ours.paper is not None
     theirs = (*ours.paper, paper_seeds)
@@ -138,53 +109,47 @@ def agrees(ours: Cell, paper_seeds: int) -> bool:
     return bool(test.pvalue >= 0.05)
 
 
-def collect(shown: Shown) -> Table:
+def collect(choice: Choice, part: tables.Part = "test") -> tables.Table:
     """Make the table from the records."""
-    choice = shown.choice
-    wanted = choice.runs(RECORDS)
-    specification = load_specification(choice.table)
+    wanted, specification = choice.runs(RECORDS), load_specification(choice.table)
     records = read_records(RECORDS, wanted)
-    return make_table(choice.table, specification, wanted, records, shown.part, all_draws=True)
+    return tables.make_table(choice.table, specification, wanted, records, part, all_draws=True)
 
 
-def render(shown: Shown) -> str:
+def render(choice: Choice, part: tables.Part) -> str:
     """The table as Markdown; each value of the paper says whether ours agrees with it."""
-    table = collect(shown)
-    paper_seeds = PAPER_SEEDS.get(table.name, DEFAULT_PAPER_SEEDS)
-    several = len({dataset for dataset, _ in table.heads}) > 1
+    found = collect(choice, part)
+    paper_seeds = PAPER_SEEDS.get(found.name, DEFAULT_PAPER_SEEDS)
+    several = len({dataset for dataset, _ in found.heads}) > 1
 
-    def title(head: tuple[str, str]) -> str:
-        return " ".join(head) if several else head[1]
-
-    def mark(cell: Cell) -> str:
+    def mark(cell: tables.Cell) -> str:
         if cell.paper is None or not cell.paper[1] or len(cell.values) < 2 or not cell.std:
             return ""
         return f" {AGREES if agrees(cell, paper_seeds) else DIFFERS}"
 
-    lines = markdown_lines(grid(table, markdown_text, title=title, agreement=mark))
-    notes = [note for note in table.notes if note not in (RULE, SPREAD, OLD)]
+    names = {"title": lambda head: " ".join(head) if several else head[1], "agreement": mark}
+    lines = tables.markdown_lines(tables.grid(found, tables.markdown_text, **names))
+    notes = [note for note in found.notes if note not in (tables.RULE, tables.SPREAD, tables.OLD)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def paired_gaps(dataset: str, row: str, others: list[str]) -> str:
     """Mean differences of a row from others on the same seeds, with standard errors."""
-    table = collect(Shown(Choice("table3", [dataset], [row, *others], seeds=5)))
-    own, parts = table.cells[(row, dataset, "average")].values, []
-    mark = f" {DAGGER}" * any(cell.is_old for cell in table.cells.values())
+    found = collect(Choice("table3", [dataset], [row, *others], seeds=5))
+    ours, parts = found.cells[(row, dataset, "average")].values, []
+    mark = f" {tables.DAGGER}" * any(cell.is_old for cell in found.cells.values())
     for other in others:
-        values = table.cells[(other, dataset, "average")].values
-        gaps = [own[seed] - values[seed] for seed in sorted(own.keys() & values.keys())]
-        error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+        values = found.cells[(other, dataset, "average")].values
+        gaps = [ours[seed] - values[seed] for seed in sorted(ours.keys() & values.keys())]
+        error = statistics.stdev(gaps) / len(gaps) ** 0.5
         parts.append(f"{other} {statistics.mean(gaps):+.2f} ± {error:.2f}")
     return "; ".join(parts) + f".{mark}"
 
 
 def draws() -> str:
     """Which rows the commands repeat to the last digit, and which only in distribution."""
-    tables = [collect(shown) for shown in SHOWN.values()]
-    cells = [
-        (table.name, *place[:2], c.is_old) for table in tables for place, c in table.cells.items() if c.values
-    ]
+    shown = map(collect, SHOWN.values())
+    cells = [(t.name, *place[:2], c.is_old) for t in shown for place, c in t.cells.items() if c.values]
 
     def listed(is_old: bool) -> str:
         by_table: dict[str, dict[str, None]] = {}
@@ -193,10 +158,9 @@ def draws() -> str:
             by_table.setdefault(name, {})[dataset if is_whole else f"{dataset} {row}"] = None
         return "; ".join(f"`{name}` ({', '.join(names)})" for name, names in by_table.items()) or "none"
 
-    return (
-        f"- Current random draws, every digit comes out again: {listed(False)}.\n"
-        f"- Earlier random draws ({DAGGER}), a new run agrees in distribution only: {listed(True)}."
-    )
+    earlier = f"Earlier random draws ({tables.DAGGER}), a new run agrees in distribution only"
+    current = "Current random draws, every digit comes out again"
+    return f"- {current}: {listed(False)}.\n- {earlier}: {listed(True)}."
 
 
 def not_run() -> str:
@@ -208,10 +172,8 @@ def not_run() -> str:
         for dataset, spec in specification.datasets.items():
             rows = [row for row in spec.paper if "elliptic" in row] or list(spec.paper)
             for row in rows if dataset not in recorded else []:
-                cells = {
-                    c: f"{v.mean:g}" + (f" ± {v.std:g}" if v.std else "") for c, v in spec.paper[row].items()
-                }
-                values = ", ".join(f"{column} {value}" for column, value in cells.items())
+                cells = spec.paper[row].items()
+                values = ", ".join(f"{c} {v.mean:g}" + (f" ± {v.std:g}" if v.std else "") for c, v in cells)
                 lines.append([specification.paper, dataset, row, values, reason])
     return "\n".join(table(["table", "data", "row", "paper", "because"], lines, "lllll"))
 
@@ -225,13 +187,13 @@ def quote(study: str, begin: str, end: str) -> str:
 def two_moons() -> str:
     """Three of the variants of two moons: the demo's, the one that closes the region, and fewer steps."""
     lines = quote("two_moons", "<!-- tables: begin -->", "<!-- tables: end -->").splitlines()
-    wanted = ("| `half-disc`", "| `tube`", "| `short`")
-    return "\n".join(line for line in lines if not line.startswith("| `") or line.startswith(wanted))
+    wanted = ("| variant", "|---", "| `half-disc`", "| `tube`", "| `short`")
+    return "\n".join(line for line in lines if line.startswith(wanted))
 
 
 def page() -> str:
     """The page with its tables made anew from the records."""
-    blocks = {mark: render(shown) for mark, shown in SHOWN.items()}
+    blocks = {mark: render(c, "validation" if "validation" in mark else "test") for mark, c in SHOWN.items()}
     blocks |= {mark: quote(*where) for mark, where in QUOTED.items()}
     others = ["erm", "erm as ada", "erm as foma", "c-mixup", *PARTS[2:]]
     gaps = paired_gaps("airfoil-scaled", HIDDEN, others)

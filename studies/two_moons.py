@@ -11,222 +11,149 @@ training and nothing is mixed. Five minutes::
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from elliptica import __version__, sample_partners
+from common import Record, Study, table
+from elliptica import sample_partners
 from elliptica._utils.random import stream
-from elliptica.lab.data.toy import (
-    TwoMoons,
-    alternate,
-    half_discs,
-    polar,
-    sample_outline,
-    sample_tube,
-    uniforms,
-)
+from elliptica.lab.data import toy
 from elliptica.lab.demo.moons import Settings, build_network, evaluate, random_partners, train
-from elliptica.lab.experiments.records import append_lines, read_lines
 
-HERE = Path(__file__).resolve().parent.parent / "results" / "two_moons"
-RECORDS = HERE / "variants.jsonl.gz"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 NAMES = {"erm": "ERM", "mixup": "mixup", "noise": "ERM + the same noise", "elliptic": "elliptic"}
 
-_Sampler = Callable[[int, torch.Generator], Tensor]
+
+def arcs(n: int, half_width: float, generator: torch.Generator) -> Tensor:
+    """Draw points of the inner and outer arc of a band."""
+    which, angle = toy.uniforms(2, n, generator)
+    is_outer = which < (1 + half_width) / 2
+    return toy.polar(1 + half_width * (2 * is_outer.double() - 1), math.pi * angle)
 
 
-def arcs(half_width: float) -> _Sampler:
-    """Make a sampler of the inner and outer arc of a band."""
-
-    def sample(n: int, generator: torch.Generator) -> Tensor:
-        which, angle = uniforms(2, n, generator)
-        is_outer = which < (1 + half_width) / 2
-        return polar(1 + half_width * (2 * is_outer.double() - 1), math.pi * angle)
-
-    return sample
+def band(n: int, half_width: float, generator: torch.Generator) -> Tensor:
+    """Draw points of a band."""
+    angle, area = toy.uniforms(2, n, generator)
+    return toy.polar(((1 - half_width) ** 2 + 4 * half_width * area).sqrt(), math.pi * angle)
 
 
-def band(half_width: float) -> _Sampler:
-    """Make a sampler of a band."""
-
-    def sample(n: int, generator: torch.Generator) -> Tensor:
-        angle, area = uniforms(2, n, generator)
-        return polar(((1 - half_width) ** 2 + 4 * half_width * area).sqrt(), math.pi * angle)
-
-    return sample
+def outer_arc(n: int, first: float, generator: torch.Generator) -> Tensor:
+    """Draw points of the outer arc of the band of half width 0.2, from an angle in half turns on."""
+    (u,) = toy.uniforms(1, n, generator)
+    return toy.polar(torch.full_like(u, 1.2), math.pi * (first + (1 - first) * u))
 
 
-def outer_arc(first: float) -> _Sampler:
-    """Make a sampler of the outer arc of the band of half width 0.2, from an angle in half turns on."""
-
-    def sample(n: int, generator: torch.Generator) -> Tensor:
-        (u,) = uniforms(1, n, generator)
-        return polar(torch.full_like(u, 1.2), math.pi * (first + (1 - first) * u))
-
-    return sample
-
-
-def around(deviation: float, least: float, most: float) -> _Sampler:
-    """Make a sampler of normal points around the half circle, between two quantiles of their distance."""
-
-    def sample(n: int, generator: torch.Generator) -> Tensor:
-        angle, u, turn = uniforms(3, n, generator)
-        distance = deviation * (-2 * torch.log1p(-(least + (most - least) * u))).sqrt()
-        return polar(torch.ones_like(angle), math.pi * angle) + polar(distance, 2 * math.pi * turn)
-
-    return sample
+def around(n: int, law: tuple[float, float, float], generator: torch.Generator) -> Tensor:
+    """Draw normal points around the half circle: deviation, least and largest quantile of their distance."""
+    angle, u, turn = toy.uniforms(3, n, generator)
+    deviation, least, most = law
+    distance = deviation * (-2 * torch.log1p(-(least + (most - least) * u))).sqrt()
+    return toy.polar(torch.ones_like(angle), math.pi * angle) + toy.polar(distance, 2 * math.pi * turn)
 
 
 #: Where the line from the right end of the lower moon, (2.2, 0.5), touches the outer arc, in half turns.
 HULL_BEGINS = (math.atan2(0.5, 2.2) + math.acos(1.2 / math.hypot(2.2, 0.5))) / math.pi
 
-#: Boundary and interior of a moon, and how to draw them.
-REGIONS: dict[str, tuple[str, _Sampler, _Sampler]] = {
-    "tube": (
-        "outline of a tube of radius 0.2 around the half circle; the tube",
-        lambda n, g: sample_outline(n, 0.2, g),
-        lambda n, g: sample_tube(n, 0.2, g),
-    ),
-    "thin-tube": (
-        "the same with radius 0.1",
-        lambda n, g: sample_outline(n, 0.1, g),
-        lambda n, g: sample_tube(n, 0.1, g),
-    ),
-    "band": ("inner and outer arc of a band of half width 0.2, ends open; the band", arcs(0.2), band(0.2)),
-    "thin-band": ("the same with half width 0.1", arcs(0.1), band(0.1)),
-    "outer-arc": ("outer arc of that band alone; the band of half width 0.2", outer_arc(0.0), band(0.2)),
-    "hull": (
-        "the part of that arc on the convex hull of both moons; the band",
-        outer_arc(HULL_BEGINS),
-        band(0.2),
-    ),
-    "curve": (
-        "the half circle itself; points around it, deviation 0.1",
-        around(0.0, 0.0, 0.0),
-        around(0.1, 0.0, 1.0),
-    ),
-    "shell": (
-        "outermost tenth of points around the half circle, deviation 0.1; the other nine tenths",
-        around(0.1, 0.9, 1.0),
-        around(0.1, 0.0, 0.9),
-    ),
-    "wide-shell": ("the same with deviation 0.2", around(0.2, 0.9, 1.0), around(0.2, 0.0, 0.9)),
+#: Functions that draw boundary and interior of a moon, each with its second argument.
+REGIONS: dict[str, tuple[Callable[..., Tensor], Any, Callable[..., Tensor], Any]] = {
+    "tube": (toy.sample_outline, 0.2, toy.sample_tube, 0.2),
+    "thin-tube": (toy.sample_outline, 0.1, toy.sample_tube, 0.1),
+    "band": (arcs, 0.2, band, 0.2),
+    "thin-band": (arcs, 0.1, band, 0.1),
+    "outer-arc": (outer_arc, 0.0, band, 0.2),
+    "hull": (outer_arc, HULL_BEGINS, band, 0.2),
+    "curve": (around, (0.0, 0.0, 0.0), around, (0.1, 0.0, 1.0)),
+    "shell": (around, (0.1, 0.9, 1.0), around, (0.1, 0.0, 0.9)),
+    "wide-shell": (around, (0.2, 0.9, 1.0), around, (0.2, 0.0, 0.9)),
 }
-#: Changes on half discs.
-CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "by-distance": (
-        "half discs; partners with probability 1 / distance, as in Algorithm 1, and sigma 0.05",
-        {"sigma": 0.05},
-    ),
-    "two-hidden": ("half discs; two hidden layers of four units", {"hidden": (4, 4)}),
-    "relu": ("half discs; ReLU in the place of tanh", {"activation": "relu"}),
-    "short": ("half discs; a tenth of the steps", {"n_steps": 100}),
+#: Changes on half discs; the first one also draws partners by distance.
+CHANGES: dict[str, dict[str, Any]] = {
+    **{"by-distance": {"sigma": 0.05}, "two-hidden": {"hidden": (4, 4)}},
+    **{"relu": {"activation": "relu"}, "short": {"n_steps": 100}},
 }
+#: Boundary and interior, or what is changed.
 VARIANTS = {
     "half-disc": "half circle and its chord; the half disc",
-    **{name: region[0] for name, region in REGIONS.items()},
-    **{name: change[0] for name, change in CHANGES.items()},
+    "tube": "outline of a tube of radius 0.2 around the half circle; the tube",
+    "thin-tube": "the same with radius 0.1",
+    "band": "inner and outer arc of a band of half width 0.2, ends open; the band",
+    "thin-band": "the same with half width 0.1",
+    "outer-arc": "outer arc of that band alone; the band of half width 0.2",
+    "hull": "the part of that arc on the convex hull of both moons; the band",
+    "curve": "the half circle itself; points around it, deviation 0.1",
+    "shell": "outermost tenth of points around the half circle, deviation 0.1; the other nine tenths",
+    "wide-shell": "the same with deviation 0.2",
+    "by-distance": "half discs; partners with probability 1 / distance, as in Algorithm 1, and sigma 0.05",
+    "two-hidden": "half discs; two hidden layers of four units",
+    "relu": "half discs; ReLU in the place of tanh",
+    "short": "half discs; a tenth of the steps",
 }
 
 
-def draw(variant: str, seed: int, n: int) -> TwoMoons:
+def draw(variant: str, seed: int, n: int) -> toy.TwoMoons:
     """Draw the points of a variant and a seed, as the demo does."""
     generator = stream("two moons", seed, "data")
     if variant not in REGIONS:
-        return half_discs(n, n, generator=generator)
-    _, boundary, interior = REGIONS[variant]
-    return TwoMoons(*alternate(boundary(n, generator)), *alternate(interior(n, generator)))
+        return toy.half_discs(n, n, generator=generator)
+    boundary, on, interior, inside = REGIONS[variant]
+    points = (boundary(n, on, generator), interior(n, inside, generator))
+    return toy.TwoMoons(*(part for each in points for part in toy.alternate(each)))
 
 
 def near_partners(x: Tensor, group: int, generator: torch.Generator) -> Tensor:
     """Draw partners with probability ``1 / distance`` among the rows of the same network."""
-    drawn = [
-        sample_partners(rows, pairing="inverse_distance", generator=generator)[:, 0] + i * group
-        for i, rows in enumerate(x.split(group))
-    ]
-    return torch.cat(drawn)
+    draw_one = partial(sample_partners, pairing="inverse_distance", generator=generator)
+    return torch.cat([draw_one(rows)[:, 0] + i * group for i, rows in enumerate(x.split(group))])
 
 
-def run_variant(variant: str) -> dict[str, Any]:
+def run_variant(variant: str) -> Record:
     """Train all methods on a variant; return what the table needs, seed by seed."""
-    settings = replace(Settings(), **CHANGES.get(variant, ("", {}))[1])
+    settings = replace(Settings(), **CHANGES.get(variant, {}))
     moons = [draw(variant, seed, settings.n_points) for seed in range(settings.n_seeds)]
     others = near_partners if variant == "by-distance" else random_partners
     ends = {"noise": lambda x, _group, _generator: torch.arange(len(x)), "elliptic": others}
-    methods = {}
-    for method in NAMES:
-        networks = train(method, moons, settings, ends.get(method))
-        runs = [
-            evaluate(method, seed, net, m) for seed, (net, m) in enumerate(zip(networks, moons, strict=True))
-        ]
-        methods[method] = [
-            {
-                "boundary_max": run.losses.boundary_max,
-                "interior_max": run.losses.interior_max,
-                "share_above": run.losses.share_above,
-                "accuracy": run.accuracy,
-            }
-            for run in runs
-        ]
-    untrained = [
-        evaluate("untrained", seed, build_network(settings, seed), m).losses.holds
-        for seed, m in enumerate(moons)
-    ]
-    versions = {"elliptica": __version__, "torch": torch.__version__}
-    return {"variant": variant, "versions": versions, "untrained": untrained, "methods": methods}
+
+    def tested(method: str, networks: Any) -> Iterator[Record]:
+        for seed, (network, points) in enumerate(zip(networks, moons, strict=True)):
+            run = evaluate(method, seed, network, points)
+            parts = ("boundary_max", "interior_max", "share_above")
+            yield {**{part: getattr(run.losses, part) for part in parts}, "accuracy": run.accuracy}
+
+    methods = {m: [*tested(m, train(m, moons, settings, ends.get(m)))] for m in NAMES}
+    untrained = tested("untrained", (build_network(settings, seed) for seed in range(settings.n_seeds)))
+    return {"variant": variant, "untrained": [*map(keeps, untrained)], "methods": methods}
 
 
-def read() -> dict[str, dict[str, Any]]:
-    """Read the records by variant."""
-    return {row["variant"]: row for row in read_lines(RECORDS)}
+def run(records: list[Record]) -> Iterator[list[Record]]:
+    """Run the variants that are missing."""
+    yield from ([run_variant(*cell)] for cell in STUDY.missing(records, ([name] for name in VARIANTS)))
 
 
-def kept(runs: list[dict[str, float]]) -> int:
-    """Count the seeds in which no loss inside is above the boundary's largest."""
-    return sum(run["interior_max"] <= run["boundary_max"] for run in runs)
+def keeps(run: Record) -> bool:
+    """Whether no loss inside is above the boundary's largest."""
+    return run["interior_max"] <= run["boundary_max"]
 
 
-def table(records: dict[str, dict[str, Any]]) -> str:
-    """Make the table of all recorded variants."""
-    lines = [
-        f"| variant | boundary; interior, or what is changed | {' | '.join(NAMES.values())} | untrained |",
-        "|---|---|" + "---|" * (len(NAMES) + 1),
-    ]
-    for variant, row in records.items():
+def blocks(records: list[Record]) -> dict[str, str]:
+    """The table of all recorded variants."""
+    rows = []
+    for record in records:
         cells = []
-        for method in NAMES:
-            runs = row["methods"][method]
-            above = 100 * sum(run["share_above"] for run in runs) / len(runs)
-            right = 100 * sum(run["accuracy"] for run in runs) / len(runs)
-            cells.append(f"{kept(runs)} ({above:.1f} %, {right:.0f} %)")
-        lines.append(f"| `{variant}` | {VARIANTS[variant]} | {' | '.join(cells)} | {sum(row['untrained'])} |")
-    return "\n".join(lines)
+        for runs in (record["methods"][method] for method in NAMES):
+            above, right = (100 * sum(r[k] for r in runs) / len(runs) for k in ("share_above", "accuracy"))
+            cells.append(f"{sum(map(keeps, runs))} ({above:.1f} %, {right:.0f} %)")
+        variant = record["variant"]
+        rows.append([f"`{variant}`", VARIANTS[variant], *cells, str(sum(record["untrained"]))])
+    head = ["variant", "boundary; interior, or what is changed", *NAMES.values(), "untrained"]
+    return {"tables": "\n".join(table(head, rows, "l" * len(head)))}
 
 
-def main() -> None:
-    """Run what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    if parser.parse_args().what == "run":
-        torch.set_num_threads(1)
-        done = read()
-        for variant in VARIANTS:
-            if variant not in done:
-                row = run_variant(variant)
-                append_lines(RECORDS, [row])
-                print(variant, {method: kept(runs) for method, runs in row["methods"].items()}, flush=True)
-    page = HERE / "README.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{table(read())}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
-
+STUDY = Study("two_moons", blocks, ("variant",))
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run)

@@ -28,7 +28,7 @@ def test_slower_is_beyond_the_spread_and_a_tenth():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A copy of the results, and suites that take no time."""
-    rows = [measured(1.0, 0.9, 1.1), {**measured(2.0, 2.0, 2.0, math.inf), "suite": "landscape"}]
+    rows = [measured(1.0, 0.9, 1.1), {**measured(2.0, 2.0, 2.0, math.inf), "suite": "variance"}]
     (tmp_path / "results.json").write_text(json.dumps({"machines": {}, "measurements": rows}))
     (tmp_path / "README.md").write_text("before\n<!-- table: begin -->\nold\n<!-- table: end -->\nafter\n")
     monkeypatch.setattr(timing, "HERE", tmp_path)
@@ -49,7 +49,7 @@ def test_a_suite_replaces_its_own_rows_and_says_what_became_slower(folder, monke
     results = json.loads((folder / "results.json").read_text())
     assert [(row["suite"], row["ratio"]) for row in results["measurements"]] == [
         ("steps", 3.0),
-        ("landscape", 2.0),
+        ("variance", 2.0),
     ]
     assert results["machines"]["steps"]["torch"]
     readme = (folder / "README.md").read_text()

@@ -90,6 +90,6 @@ def test_study_judges_by_the_first_three_that_were_raised():
 
 def test_study_writes_its_page():
     names = ("one feature logistic", "leaked rows")
-    page = diagnose_battery.page([diagnose_battery.examine(BY_NAME[name], 0) for name in names])
-    assert "1 of 1 runs of sick models; sound models with a warning: 0 of 1. Wrong: none." in page
-    assert "| leaked rows | leak | **leak**" in page
+    made = diagnose_battery.blocks([diagnose_battery.examine(BY_NAME[name], 0) for name in names])
+    assert "1 of 1 runs of sick models; sound models with a warning: 0 of 1. Wrong: none." in made["chosen"]
+    assert "| leaked rows | leak | **leak**" in made["table"]
