@@ -161,6 +161,11 @@ def _check(model: Any) -> None:
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
             _check_tree(tree.nodes, part.n_features_in_)
+    if not np.all(getattr(model, "y_min_", 0.0) <= getattr(model, "y_max_", 0.0)):
+        raise ValueError("the bounds of the targets are crossed")
+    scales = [getattr(model, name, 1.0) for name in ("x_scale_", "y_scale_", "temperature_")]
+    if not all(np.all(np.asarray(scale) > 0) for scale in scales):
+        raise ValueError("a scale is not positive")
     if not np.isfinite(_answers(model, _probe(model))).all():
         raise ValueError("predictions are NaN or infinite")
 
