@@ -82,7 +82,7 @@ def fit(method: str, x: np.ndarray, y: np.ndarray, batch_size: int) -> Callable[
 
 
 def measure() -> Iterator[Measurement]:
-    """Convolutional net and perceptron."""
+    """Convolutional net, transformer and perceptron."""
     net, path = preact_resnet(18, 10), {"sampling": "path", "n_times": N_TIMES}
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
     ours, rows = elliptic_step(net, x, y, **path), (x.repeat(N_TIMES, 1, 1, 1), y.repeat(N_TIMES))
@@ -93,6 +93,11 @@ def measure() -> Iterator[Measurement]:
     ours, plain = (elliptic_step(net, *half, weighting=w, **pairs) for w in ("multiplicative", None))
     what = "multiplicative weighting, PreActResNet-18, batch 16, two bridges"
     yield compare(what, ours, "unweighted path step on the same rows", plain, 2.0, 9)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    tokens = nn.Sequential(nn.Linear(32, 64), encoder, nn.Flatten(), nn.Linear(16 * 64, 10))
+    what = "two-layer transformer, 16 tokens, batch 32"
+    yield from beside_mixup(what, tokens, torch.randn(32, 16, 32), y, 1.1, 31, 10)
     for number, batch in enumerate(BATCHES):
         yield from measure_perceptron(batch, {name: each[number] for name, each in BUDGETS.items()})
     table = np.random.default_rng(0).normal(size=(4096, 122)), np.arange(4096) % 10

@@ -458,7 +458,6 @@ NOWHERE = "/proc/nothing/out"
         "table mine.toml --out data.csv",
         "list \udcff",
         "list pipe.toml",
-        "diagnose two-moons --model ends:model",
         "[/red]",
         "--version=1",
     ],
@@ -466,7 +465,6 @@ NOWHERE = "/proc/nothing/out"
 def test_arguments_that_are_refused_before_the_work(line):
     Path("data.csv").write_text(to_csv(make_rows()))
     Path("mine.toml").write_text(TABLE)
-    Path("ends.py").write_text("raise SystemExit(3)")
     os.mkfifo("pipe.toml")
     refused(*line.split(" "))
 
