@@ -79,7 +79,7 @@ def initial(one):
 
 def drawn_batches(one):
     """Points that a network draws, batch after batch."""
-    drawer, steps = Drawer(one), stacked.ROWS_AT_ONCE // BATCH
+    drawer, steps = Drawer(one), stacked.MOST_ROWS // BATCH
     while True:
         chunk = drawer.draw(one.table, BATCH, steps)
         yield from (stacked.Points(*parts) for parts in zip(*chunk, strict=True))

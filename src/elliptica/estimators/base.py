@@ -210,14 +210,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
         Default networks use float64, so that the output of a row does not depend on the others of the call.
         """
-        device, dtype, networks = self._place(), torch.float32, self._networks()
+        device = self._place()
         is_ours = self.module is None and device.type == "cpu"
-        if is_ours:
-            networks, dtype = [copy.deepcopy(network).double() for network in networks], torch.float64
         parts = torch.from_numpy(scaled).split(_CHUNK)
         with torch.no_grad(), one_thread() if is_ours else contextlib.nullcontext():
             outputs = [
-                torch.cat([n(part.to(device, dtype)).double().cpu() for part in parts]) for n in networks
+                torch.cat([in_float64(n, p) if is_ours else n(p.to(device)).double().cpu() for p in parts])
+                for n in self._networks()
             ]
         return torch.stack(outputs).numpy()
 
@@ -295,6 +294,15 @@ def pool(outputs: Tensor, kind: str) -> Tensor:
     return outputs.mean(0)
 
 
+def in_float64(network: Any, x: Tensor) -> Tensor:
+    """Evaluate a perceptron of float32 weights in float64."""
+    x = x.double()
+    for layer in network:
+        is_linear = isinstance(layer, nn.Linear)
+        x = nn.functional.linear(x, layer.weight.double(), layer.bias.double()) if is_linear else layer(x)
+    return x
+
+
 def mean_curve(curves: Iterable[Sequence[float]]) -> list[float]:
     """Return the mean of each epoch over the curves that reach it."""
     rows = ([value for value in column if value is not None] for column in itertools.zip_longest(*curves))
@@ -358,7 +366,7 @@ def fit_together(fits: Sequence[Fit], callback: Callable[[float], None] | None =
         stacks.setdefault(part.key, []).append(part)
     parts = []
     for stack in stacks.values():
-        numbers = sum(math.prod(p.shape) for p in stack[0].model.module_.parameters())
+        numbers = sum((a + 1) * b for a, b in itertools.pairwise(stack[0].shape))
         size = max(1, _STACK_NUMBERS // numbers)
         parts += [stack[i : i + size] for i in range(0, len(stack), size)]
     lost: dict[_Prepared, int] = {}
@@ -408,8 +416,9 @@ class _Prepared:
         scaled, learnt = once(("inputs", *place), lambda: model._scale(x)), model._learn(self.y)
         same = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
         self.table: Table = once(same, lambda: model._table(scaled, learnt, groups))
-        model._set_networks(model._make_networks(x.shape[1]))
         self.stacked = model._stacked_method()
+        if self.stacked is None:
+            model._set_networks(model._make_networks(x.shape[1]))
         method, settings = self.stacked or ("erm", {})
         row_weight = None if weight is None else weight[rows]
         rates = (model.learning_rate, model.weight_decay)
@@ -418,8 +427,8 @@ class _Prepared:
             for seed in network_seeds(model._seed, model.n_networks)
         ]
         self.batch_size = min(model.batch_size, epoch_length(len(rows), row_weight))
-        shape = (x.shape[1], *model.hidden, model.n_outputs_)
-        key = (model._loss_kind(), shape, self.batch_size, model.n_iter_no_change)
+        self.shape = (x.shape[1], *model.hidden, model.n_outputs_)
+        key = (model._loss_kind(), self.shape, self.batch_size, model.n_iter_no_change)
         self.key: Any = id(self) if self.stacked is None else key
 
     def finish(self, progress: Sequence[Progress]) -> int:
@@ -441,10 +450,10 @@ class _Prepared:
 def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Progress]:
     """Train the networks of some estimators, as one stack or by the general loop."""
     model, batch_size = stack[0].model, stack[0].batch_size
-    networks = [network for part in stack for network in part.model._networks()]
     jobs = [job for part in stack for job in part.jobs]
     if stack[0].stacked is None:
-        return [train_module(model, n, job, batch_size) for n, job in zip(networks, jobs, strict=True)]
+        pairs = zip(model._networks(), jobs, strict=True)
+        return [train_module(model, network, job, batch_size) for network, job in pairs]
     trained = train_stack(
         jobs,
         loss=model._loss_kind(),
@@ -453,8 +462,13 @@ def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Pr
         patience=model.n_iter_no_change,
         callback=callback,
     )
+    with private_stream(0, torch.device("cpu")):  # layers draw weights, which are replaced
+        networks = [make_network(None, model.hidden, stack[0].shape[0], model.n_outputs_) for _ in trained]
     for network, one in zip(networks, trained, strict=True):
         network.load_state_dict(state_dict(one.parameters))
+    made = iter(networks)
+    for part in stack:
+        part.model._set_networks(list(itertools.islice(made, len(part.jobs))))
     return [one.progress for one in trained]
 
 

@@ -46,8 +46,9 @@ _MIXING = (*_BRIDGES, "mixup", "c-mixup", "lisa")
 
 #: An epoch draws at most this many times the number of rows, however large the sample weights.
 LONGEST_EPOCH = 10
-#: Rows that a network draws at once, unless a batch has more.
-ROWS_AT_ONCE = 256
+#: Numbers and rows that a network draws at once: many, because every draw has a price, but few enough for a
+#: cache. More than ``MOST_ROWS`` would cost memory for nothing, and a batch is always drawn as a whole.
+NUMBERS_AT_ONCE, MOST_ROWS = 2**14, 2**10
 #: Maximum number of rows of the batch among which C-Mixup and LISA choose a partner.
 CANDIDATES = 64
 #: Up to this many multiply-adds per training step, one torch thread is faster than several.
@@ -416,7 +417,7 @@ class _Stack:
         self.table, self.loss, self.patience = table, loss, patience
         batch_size = self.batch_size = len(networks[0].totals)
         self.networks, self.n_groups = networks, int(table.group.max()) + 1
-        self.steps_at_once = max(1, ROWS_AT_ONCE // batch_size)
+        self.steps_at_once = max(1, min(MOST_ROWS, NUMBERS_AT_ONCE // sizes[0]) // batch_size)
         numbers = 4 * sum(a * b + b for a, b in pairwise(sizes))
         numbers += batch_size * (2 * sum(sizes) + self.steps_at_once * sizes[0])
         self.block_size = max(1, _BLOCK_BYTES // (4 * numbers))
