@@ -275,3 +275,10 @@ def test_auto_sigma_is_a_tenth_of_the_deviation(generator):
         assert torch.equal(auto_sigma(torch.full((9, 2), 3.0, dtype=dtype)), torch.zeros(2, dtype=dtype))
     stamps = 1.7e9 + normal(200, 1, generator=generator)
     assert float(auto_sigma(stamps)) == pytest.approx(AUTO_FACTOR * float(stamps.std()), rel=1e-9)
+
+
+def test_greens_variance_far_from_the_origin(generator):
+    """Distances of float64 rows are not rounded to float32."""
+    x, y = normal(64, 8, generator=generator), normal(64, 8, generator=generator)
+    near, far = (Green()(x + shift, y + shift, None, torch.Generator().manual_seed(0)) for shift in (0, 1e8))
+    torch.testing.assert_close(near, far, rtol=1e-5, atol=0)

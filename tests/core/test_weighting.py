@@ -258,3 +258,16 @@ def test_weights_move_bridges_to_those_of_the_drifted_process(defect, generator,
     expected = [mean.mean(), (np.square(mean) + spread).mean()]
     with contextlib.nullcontext() if defect is None else pytest.raises(AssertionError, match="half-way"):
         assert (np.abs(found.mean(0) - expected) < error).all(), f"half-way {found.mean(0)}, not {expected}"
+
+
+@pytest.mark.parametrize("name", ["gradient_softmax", "gradient_norm"])
+def test_points_that_the_quadrature_skips_do_not_count(name, generator):
+    """With two times and "left", a path and a single point are the same point."""
+    model, x, y = (
+        nn.Linear(2, 1).double(),
+        normal(4, 2, generator=generator),
+        normal(4, 1, generator=generator),
+    )
+    how = {"sigma": 0.0, "n_times": 2, "quadrature": "left", "weighting": name}
+    path, point = (Elliptic(model, nn.MSELoss(), sampling=s, **how)(x, y) for s in ("path", "marginal"))
+    torch.testing.assert_close(path, point)

@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
+from elliptica.estimators import load
 from elliptica.tables import compare, fit_model, methods
 from elliptica.tables.methods import (
     METHODS,
@@ -59,9 +60,7 @@ def test_the_logarithm_is_learnt_in_every_second_trial():
 
 def test_methods_of_a_task():
     classes = choose_methods("classification", None, grouped=False)
-    assert classes == (
-        *("erm", "noise", "smoothing", "mixup", "elliptic", "elliptic-weighted", "trees", "linear"),
-    )
+    assert {"erm", "noise", "smoothing", "mixup", "elliptic", "trees", "linear"} <= set(classes)
     numbers = choose_methods("regression", None, grouped=False)
     assert set(numbers) ^ set(classes) == {"c-mixup", "smoothing"}
     grouped = set(choose_methods("classification", None, grouped=True)) - set(classes)
@@ -83,20 +82,20 @@ def test_larger_tables_get_larger_batches_shorter_training_and_fewer_networks():
 
 
 @pytest.mark.parametrize("target", ["kind", "height"])
-def test_a_new_method_is_one_entry(monkeypatch, flowers, tiny, target):
-    """Compared, judged, and refitted like the others."""
+def test_a_new_method_is_one_entry(monkeypatch, tmp_path, flowers, tiny, target):
+    """Compared, judged, refitted and saved like the others."""
 
     def make(task, settings, seed):
         model = KNeighborsClassifier if task == "classification" else KNeighborsRegressor
-        return model(n_neighbors=round(settings["neighbours"]))
+        return model(**settings, algorithm="brute")
 
-    method = Method("nearest rows", {"neighbours": (5, 2, 20)}, make=make, calibrated=False)
+    method = Method("nearest rows", {"n_neighbors": (5, 2, 20)}, make=make, calibrated=False)
     monkeypatch.setitem(METHODS, "nearest", method)
     monkeypatch.setitem(methods.NAMES, "nearest", "nearest rows")
     frame = flowers.drop("height" if target == "kind" else "kind")
     found = compare(frame, target, methods=["nearest"], **tiny)
     assert found.methods == ("erm", "nearest")
     assert len(found.of("nearest")[0].trials) == tiny["trials"]
-    predicted = fit_model(found, method="nearest").predict(frame.drop(target))
-    assert len(predicted) == len(frame)
+    predicted = fit_model(found, method="nearest", file=tmp_path / "model").predict(frame.drop(target))
+    assert list(load(tmp_path / "model").predict(frame.drop(target))) == list(predicted)
     assert isinstance(found.table(), pl.DataFrame)

@@ -84,10 +84,11 @@ class Green:
         dim = float(start[0].numel()) if self.dim is None else self.dim
         if dim < 3:
             raise ValueError(f"Green needs dim of 3 or more, but got {dim:g}. Use a number for sigma.")
-        r = torch.linalg.vector_norm((end.float() - start.float()).flatten(1), dim=1)
+        dtype = compute_dtype(start.dtype)
+        r = torch.linalg.vector_norm((end.to(dtype) - start.to(dtype)).flatten(1), dim=1)
         gamma = draw_gamma(dim / 2 - 1, len(r), device=r.device, generator=generator)
         std = self.scale * r / (2 * gamma).sqrt()
-        return std.to(compute_dtype(start.dtype)).view(-1, *[1] * (start.ndim - 1))
+        return std.to(dtype).view(-1, *[1] * (start.ndim - 1))
 
 
 class Covariance:

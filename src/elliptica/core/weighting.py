@@ -93,7 +93,7 @@ class GradientSoftmax(Weighting):
         share = torch.ones_like(norm)
         if paths.time_weights is not None:
             share = share * paths.time_weights.to(norm.dtype)
-        count = self._sum(torch.full_like(norm[0, 0], norm.numel()))
+        count = self._sum((share > 0).sum().to(norm.dtype))
         share = share / self._sum(share.sum())
         mean = self._sum((share * norm).sum())
         variance = self._sum((share * (norm - mean).square()).sum()) * count / (count - 1).clamp_min(1)

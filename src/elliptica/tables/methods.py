@@ -21,7 +21,7 @@ from elliptica._utils.random import stream_seed
 from elliptica.tables.table import TableError
 
 Select = Literal["average", "worst"]
-#: Usual value of a setting, followed by the ends of its range.
+#: Usual value of a setting, followed by the ends of its range; three whole numbers stay whole.
 Range = tuple[float, float, float]
 
 REFERENCE, TREES, LINEAR, JTT = "erm", "trees", "linear", "jtt"
@@ -77,8 +77,8 @@ METHODS: dict[str, Method] = {
         {
             "learning_rate": (0.1, 0.02, 0.3),
             "l2_regularization": (1e-3, 1e-3, 10.0),
-            "max_leaf_nodes": (31.0, 4.0, 63.0),
-            "min_samples_leaf": (20.0, 5.0, 50.0),
+            "max_leaf_nodes": (31, 4, 63),
+            "min_samples_leaf": (20, 5, 50),
         },
         make=_trees,
         boosted=True,
@@ -95,7 +95,6 @@ def name_of(method: str) -> str:
 
 #: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
-_WHOLE = ("max_leaf_nodes", "min_samples_leaf")
 #: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
 _MOST_SETTINGS = 4
 
@@ -172,7 +171,8 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
             name: _even((low, high), name if name in _SHARED else f"{method} {name}", k, trial, plan)
             for k, (name, (_, low, high)) in enumerate(ranges.items())
         }
-    return {name: round(value) if name in _WHOLE else value for name, value in values.items()}
+    whole = [name for name, ends in ranges.items() if all(isinstance(end, int) for end in ends)]
+    return {name: round(value) if name in whole else value for name, value in values.items()}
 
 
 def _even(ends: tuple[float, float], name: str, k: int, trial: int, plan: Plan) -> float:
