@@ -1,4 +1,4 @@
-# Everything here works on a fresh clone with Python (>= 3.10), make and a package index.
+# Everything here works on a fresh clone with Python (>= 3.11), make and a package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

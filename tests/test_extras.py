@@ -3,15 +3,11 @@
 import ast
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "elliptica"
@@ -157,6 +153,6 @@ def test_constraints_pin_every_dependency():
         if line and not line.startswith("#"):
             name, version = line.split("==")
             pinned[re.sub(r"[-_.]+", "-", name).lower()] = version
-    wanted = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values())) - {"elliptica", "tomli"}
+    wanted = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values())) - {"elliptica"}
     assert {name.lower() for name in wanted} <= set(pinned)
     assert pinned["torch"] == "2.13.0"

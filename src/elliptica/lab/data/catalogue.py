@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import sys
+import tomllib
 import urllib.request
 import zlib
 from collections.abc import Callable
@@ -19,11 +19,6 @@ from typing import Any, Literal
 
 from elliptica import __version__
 from elliptica._utils.files import replacing
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: Environment variable that names the data directory.
 ENVIRONMENT_VARIABLE = "ELLIPTICA_DATA"

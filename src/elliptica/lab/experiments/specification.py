@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
@@ -14,11 +14,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from elliptica.lab.training.batch import TrainingSettings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
 
 #: What is measured; accuracies and errors (of classes) are shown in percent.
 Metric = Literal["rmse", "accuracy", "error"]
