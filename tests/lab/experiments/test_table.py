@@ -17,7 +17,6 @@ from elliptica.lab.experiments.choice import (
     read_folder,
     with_values,
 )
-from elliptica.lab.experiments.page import _cost
 from elliptica.lab.experiments.records import DRAWS, records_of
 from elliptica.lab.experiments.specification import load_specification, parse_specification, runs
 from elliptica.lab.experiments.table import _paired_p, inert_cell, make_table, render
@@ -115,14 +114,6 @@ def test_few_or_equal_gaps_are_not_significant():
     assert len({a[s] - b[s] for s in range(3)}) > 1  # equal but for rounding
     assert _paired_p(a, b) == 0.25
     assert _paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == 1
-
-
-def test_costs_count_up_to_the_chosen_epoch():
-    (run,) = runs("toy", TABLE, methods=["erm"], seeds=1)
-    first = {"evaluations": 600, "seconds": 0.5}
-    cost = {"evaluations": 3600, "seconds": 2.0, "epochs": 6, "first_stage": first}
-    spent = _cost(make_record("erm", 0, 1.0, run=run, cost=cost, epoch=2))
-    assert spent == pytest.approx(((600 + 3000 / 2) / 1000, 0.5 + 1.5 / 2))
 
 
 @pytest.mark.bad_input

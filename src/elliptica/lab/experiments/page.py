@@ -138,20 +138,11 @@ def _grid(
             mean, std, is_best = cell_texts(test, row, (dataset, measure.name), is_paper)
             bold |= {(number, len(line))} if is_best else set()
             line.append(f"{mean} ± {std}" if std else mean)
-        spent = [_cost(record) for record in members if record.run.row == row]
-        line += [f"{statistics.mean(values):,.1f}" for values in zip(*spent, strict=True)]
+        costs = [record.cost for record in members if record.run.row == row]
+        line.append(f"{statistics.mean(cost.evaluations for cost in costs) / 1000:,.1f}")
+        line.append(f"{statistics.mean(cost.seconds for cost in costs):,.1f}")
         table.append([*line, str(len(test.cells[row, dataset, measures[0].name].values))])
     return table, bold
-
-
-def _cost(record: Record) -> tuple[float, float]:
-    """Thousands of rows and seconds of a run up to the epoch that was chosen, a first stage included."""
-    cost, share = record.cost, (record.epoch + 1) / record.cost.epochs
-    first = [cost.first_stage.get(unit, 0.0) for unit in ("evaluations", "seconds")]
-    rows, seconds = (
-        a + share * (b - a) for a, b in zip(first, (cost.evaluations, cost.seconds), strict=True)
-    )
-    return rows / 1000, seconds
 
 
 def _charts(
