@@ -14,9 +14,7 @@ from elliptica.lab.experiments.records import (
     DRAWS,
     Record,
     Records,
-    append_lines,
     is_recorded,
-    read_lines,
     read_records,
     records_of,
     run_hash,
@@ -148,13 +146,12 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path, damage):
     assert path.read_bytes() == before
 
 
-def test_lines_of_a_study_keep_their_order(tmp_path):
-    path = tmp_path / "new" / "records.jsonl.gz"
-    append_lines(path, [{"b": 1, "a": [1.5, None]}])
-    append_lines(path, [{"text": "é\u2028|"}, {}])
-    assert read_lines(path) == [{"b": 1, "a": [1.5, None]}, {"text": "é\u2028|"}, {}]
-    assert list(read_lines(path)[0]) == ["b", "a"]
-    assert not list(path.parent.glob("*.part"))
+def test_settings_with_other_keys_are_other_runs(tmp_path):
+    records = Records(tmp_path / "own.jsonl.gz")
+    one, real = (make_run("erm", 0).model_copy(update={"settings": {"rate": rate}}) for rate in (1, 1.0))
+    for run in (one, real, one):
+        records.append(make_record("erm", 0, 0.5, run=run))
+    assert {record.hash for record in records.read()} == {run_hash(one), run_hash(real)}
 
 
 def test_a_diverged_run_is_no_record():

@@ -130,7 +130,8 @@ class Records:
     def append(self, record: Record) -> None:
         """Add a record, in place of an earlier one of the same run; a kill leaves the old file or the new."""
         with locked(self.path):
-            records = [*(other for other in self.read() if other.run != record.run), record]
+            new = run_hash(record.run)
+            records = [*(other for other in self.read() if run_hash(other.run) != new), record]
             write_lines(self.path, (r.model_dump(mode="json", exclude_defaults=True) for r in records))
 
 
@@ -191,12 +192,6 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     with replacing(path, durable=True) as part:
         part.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
-def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Add lines to a compressed JSON-lines file."""
-    with locked(path):
-        write_lines(path, [*read_lines(path), *lines])
 
 
 @functools.cache
