@@ -124,6 +124,9 @@ def test_names_that_do_not_exist(tmp_path):
         load_specification("tabel3")
     with pytest.raises(SpecificationError, match="mine"):
         load_specification(str(tmp_path / "mine.toml"))
+    (tmp_path / "bytes.toml").write_bytes(b"title = '\xff'")
+    with pytest.raises(SpecificationError, match=r"bytes\.toml"):
+        load_specification(str(tmp_path / "bytes.toml"))
     for asked in ({"datasets": ["airfoli"]}, {"methods": ["mixpu"]}, {"methods": []}):
         with pytest.raises(SpecificationError, match="table3"):
             runs("table3", load_specification("table3"), **asked)

@@ -145,7 +145,10 @@ def load_specification(table: str) -> Specification:
     if is_own(table):
         if not Path(table).is_file():  # to read a pipe would wait for ever
             raise SpecificationError(f"There is no file {table}.")
-        return parse_specification(Path(table).read_text(encoding="utf-8"), table)
+        try:
+            return parse_specification(Path(table).read_text(encoding="utf-8"), table)
+        except UnicodeDecodeError as error:
+            raise SpecificationError(f"{table} is not valid TOML: {error}") from error
     if table not in preset_names():
         raise SpecificationError(
             f"There is no table {table!r}. There are {', '.join(preset_names())}; name your own by its file, "
