@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -167,8 +168,8 @@ def make_text(choice: Choice, wanted: list[Run], out: Path, form: Form = "markdo
     records, remarks = read_records(out, wanted), choice.remarks()
     if not records:
         remarks += (f"Nothing is recorded in {out}: elliptica run with the same options does these runs.",)
-    shown = {"remarks": remarks, **shown}
-    return render(make_table(choice.name, choice.specification, wanted, records, **shown), form)
+    found = make_table(choice.name, choice.specification, wanted, records, remarks=remarks, **shown)
+    return render(found, "text" if form == "markdown" and sys.stdout.isatty() else form)
 
 
 @app.command(rich_help_panel=THE_PAPER)
@@ -204,6 +205,7 @@ def run(
     elliptica run table3 --dataset no2 --seeds 3
     """
     require_extra("lab", "pydantic", "safetensors", "sklearn")
+    from elliptica.lab.experiments.records import is_recorded
     from elliptica.lab.experiments.run import Options, do_runs
 
     console = Console()
@@ -219,46 +221,51 @@ def run(
         every_epoch=every_epoch,
         plugins=load_own(plugin),
     )
-    wanted, has_problem = runs_to_do(choice.runs(out), options, console)
-    with Display(console, len(wanted)) as display:
+    runs = choice.runs(out)
+    left = [run for run in runs if not is_recorded(out, run, with_epochs=every_epoch)]
+    wanted, has_problem = runs_to_do(runs, left, options, console)
+    with Display(console, len(runs), len(runs) - len(left)) as display:
         failures = do_runs(wanted, options, display)
-    typer.echo(make_text(choice, wanted, out))
+    typer.echo(make_text(choice, runs, out))
     line = f"Again: elliptica table with the same options. One page with charts: elliptica report {out}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(int(has_problem or bool(failures)))
 
 
-def runs_to_do(runs: list[Run], options: Options, console: Console) -> tuple[list[Run], bool]:
-    """Check the runs that are not recorded before anything trains; print which data cannot be loaded."""
-    from elliptica.lab.experiments.records import is_recorded
+def runs_to_do(
+    runs: list[Run], left: list[Run], options: Options, console: Console
+) -> tuple[list[Run], bool]:
+    """Check those that are left of the runs before anything trains; print which data cannot be loaded."""
     from elliptica.lab.experiments.run import check_runs
 
     check_place(options.out / "records")
-    left = [run for run in runs if not is_recorded(options.out, run, with_epochs=options.every_epoch)]
     problems = check_runs(left, options)
     for problem in problems.values():
         print_error(f"{problem} See: elliptica data list", console)
-    doable = [run for run in runs if run.dataset not in problems]
-    if not doable:
+    doable = [run for run in left if run.dataset not in problems]
+    if not doable and len(left) == len(runs):  # nothing to do, nothing to show
         raise typer.Exit(2)
     return doable, bool(problems)
 
 
 class Display:
-    """A progress bar for all runs, with the epoch of the one under way."""
+    """A progress bar for all runs, with the epoch of the one under way; ``kept`` are finished already."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self.console = console
+    def __init__(self, console: Console, total: int, kept: int = 0) -> None:
+        self.console, self.total, self.kept = console, total, kept
         bar = BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn()
         self.progress = Progress(*bar, TextColumn("{task.fields[state]}", markup=False), console=console)
-        self.task = self.progress.add_task("runs", total=total, state="")
+        self.task = self.progress.add_task("runs", total=total, completed=kept, state="")
 
     def __enter__(self) -> Display:
         self.progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.progress.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            text = f"Interrupted: {self.kept} of {self.total} runs finished and kept. "
+            typer.echo(f"{text}Rerun the same command to resume.", err=True)
 
     def __call__(self, run: Run, event: EpochEnd | Record | str | None) -> None:
         """Take an event of a run."""
@@ -269,6 +276,7 @@ class Display:
             self.progress.update(self.task, state=f"{state}, validation {abs(event.score):.4g}")
             return
         self.progress.advance(self.task)
+        self.kept += not isinstance(event, str)
         if event is None:
             return
         if isinstance(event, str):
@@ -311,7 +319,8 @@ def tune(
     console = Console()
     choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, ray=ray, plugins=load_own(plugin))
-    rows, has_problem = runs_to_do(choice.runs(out), options, console)
+    runs = choice.runs(out)
+    rows, has_problem = runs_to_do(runs, runs, options, console)
     n_trials = trials or choice.specification.trials
     with Display(console, n_trials * len(rows)) as display:
         choices = tuning.tune(rows, choice.specification, n_trials, options, display)

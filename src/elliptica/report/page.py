@@ -71,7 +71,7 @@ def render(page: Page, path: Path) -> None:
 
 def to_markdown(page: Page) -> str:
     """Write a page as Markdown; all texts are escaped."""
-    text = _template("page.md", finalize=_markdown_text).render(page=page)
+    text = _template("page.md", finalize=escape_markdown).render(page=page)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -120,7 +120,7 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _markdown_text(text: Any) -> str:
+def escape_markdown(text: Any) -> str:
     """Escape a text: no HTML, links, pictures, formulas, tables, emphasis or line breaks."""
     plain = html.escape(" ".join(str(text).split()), quote=False)
     return re.sub(r"([\\`*_\[\]!|#~$])", r"\\\1", plain)

@@ -1,6 +1,7 @@
 """Runs: one record each, checked before anything trains, the same wherever they are done."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,21 @@ def test_missing_data_do_not_stop_other_data(toy, tmp_path):
     assert "rows.csv" in problems["groups"]
     places = ["--data-dir", tmp_path, "--out", tmp_path / "runs"]
     assert "data list" in command("run", "table3", "--dataset", "no2", "--methods", "erm", *places, status=2)
+
+
+def test_recorded_runs_are_shown_when_their_data_are_gone(tmp_path, monkeypatch):
+    (tmp_path / "mine.toml").write_text(MOONS)
+    words = "run", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--methods", "erm", "--seeds"
+    command(*words, 1)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("elliptica.lab.experiments.run.do_run", interrupt)
+        assert "1 of 2 runs" in command(*words, 2, status=130)
+    monkeypatch.setitem(registry.DATASETS, "two_moons", lambda *_, **__: Path("gone").read_text())
+    assert re.search(r"\| erm \| \d", command(*words, 2, status=1))
 
 
 def test_kept_models_are_those_that_were_measured(toy, tmp_path):

@@ -118,12 +118,13 @@ def test_few_or_equal_gaps_are_not_significant():
 
 @pytest.mark.bad_input
 def test_names_are_text():
-    text = TOY.replace('title = "Toy"', 'title = "a\\n\\\\input{x} | <b>"')
+    text = TOY.replace('title = "Toy"', 'title = "a\\n\\\\input{x} | <b> $x_1$"')
     text = text.replace("[methods.elliptic]", f"[methods.'{HOSTILE}']\nmethod = \"elliptic\"")
     text = text.replace("methods = { elliptic", f"methods = {{ '{HOSTILE}'")
     table = table_of({"erm": [1.0], HOSTILE: [2.0]}, parse_specification(text, "toy"))
     markdown = render(table, "markdown").splitlines()
-    assert markdown[0] == "### a \\input{x} \\| &lt;b> (nowhere)"
+    assert markdown[0] == r"### a \\input{x} \| &lt;b&gt; \$x\_1\$ (nowhere)"
+    assert render(table, "text").splitlines()[0] == r"### a \input{x} | <b> $x_1$ (nowhere)"
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in markdown[2:6]}) == 1
     latex = render(table, "latex").splitlines()
     assert r"a|b <script> \textbackslash{}input\{x\} \%\$\_ & 2.00 &  & 1 \\" in latex

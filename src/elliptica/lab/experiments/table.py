@@ -15,16 +15,19 @@ from elliptica._utils.statistics import student_tail
 from elliptica.lab.experiments.metrics import MEANING, Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record
 from elliptica.lab.experiments.specification import Run, Specification, runs
+from elliptica.report.judge import MIN_SEEDS
+from elliptica.report.page import escape_markdown
 
 #: Which rows of the data a table is about.
 Part = Literal["test", "validation"]
-Format = Literal["markdown", "latex", "csv"]
+#: How a table is written; "text" is Markdown whose names are not escaped, for a terminal.
+Format = Literal["markdown", "text", "latex", "csv"]
 Head = tuple[str, str]  # data set and column
 Place = tuple[str, str, str]  # row, data set and column
 Pair = tuple[float, float | None]  # the paper's mean and deviation
 
-#: Level of the paired test that marks the best value, and seeds that it needs.
-LEVEL, MIN_SEEDS = 0.05, 3
+#: Level of the paired test that marks the best value.
+LEVEL = 0.05
 
 SPREAD = "Mean and sample deviation over seeds."
 RULE = (
@@ -218,7 +221,7 @@ def cell_texts(table: Table, row: str, head: Head, is_paper: bool) -> tuple[str,
 
 def render(table: Table, form: Format) -> str:
     """The table as text."""
-    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](table)
+    return {"markdown": _markdown, "text": _text, "latex": _latex, "csv": _csv}[form](table)
 
 
 def markdown_text(mean: str, std: str, is_best: bool) -> str:
@@ -233,10 +236,16 @@ def markdown_lines(lines: list[list[str]]) -> list[str]:
     return [first, "|---|" + "--:|" * (len(lines[0]) - 1), *others]
 
 
-def _markdown(table: Table) -> str:
-    lines = grid(table, markdown_text, title=lambda head: inert_markdown(" ".join(head)))
-    lines = [[inert_markdown(line[0]), *line[1:]] for line in lines]
-    return "\n".join([f"### {inert_markdown(table.title)}", "", *markdown_lines(lines), "", *table.notes])
+def _markdown(table: Table, escape: Callable[[str], str] = escape_markdown) -> str:
+    lines = grid(table, markdown_text, title=lambda head: escape(" ".join(head)))
+    lines = [[escape(line[0]), *line[1:]] for line in lines]
+    return "\n".join(
+        [f"### {escape(table.title)}", "", *markdown_lines(lines), "", *map(escape, table.notes)]
+    )
+
+
+def _text(table: Table) -> str:
+    return _markdown(table, lambda text: " ".join(text.split()))
 
 
 def _latex(table: Table) -> str:
@@ -273,8 +282,3 @@ def _csv(table: Table) -> str:
 def inert_cell(text: str) -> str:
     """Put an apostrophe before text that a spreadsheet would run as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
-def inert_markdown(text: str) -> str:
-    """Keep HTML and the bars of tables in a text from becoming part of the Markdown that it is put into."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
