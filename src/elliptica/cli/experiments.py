@@ -224,8 +224,13 @@ def run(
     runs = choice.runs(out)
     left = [run for run in runs if not is_recorded(out, run, with_epochs=every_epoch)]
     wanted, has_problem = runs_to_do(runs, left, options, console)
-    with Display(console, len(runs), len(runs) - len(left)) as display:
-        failures = do_runs(wanted, options, display)
+    try:
+        with Display(console, len(runs), len(runs) - len(left)) as display:
+            failures = do_runs(wanted, options, display)
+    except KeyboardInterrupt:
+        kept = f"{sum(is_recorded(out, run) for run in runs)} of {len(runs)} runs"
+        typer.echo(f"Interrupted: {kept} finished and kept. Rerun the same command to resume.", err=True)
+        raise
     typer.echo(make_text(choice, runs, out))
     line = f"Again: elliptica table with the same options. One page with charts: elliptica report {out}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -249,23 +254,20 @@ def runs_to_do(
 
 
 class Display:
-    """A progress bar for all runs, with the epoch of the one under way; ``kept`` are finished already."""
+    """A progress bar for all runs, with the epoch of the one under way."""
 
-    def __init__(self, console: Console, total: int, kept: int = 0) -> None:
-        self.console, self.total, self.kept = console, total, kept
+    def __init__(self, console: Console, total: int, finished: int = 0) -> None:
+        self.console = console
         bar = BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn()
         self.progress = Progress(*bar, TextColumn("{task.fields[state]}", markup=False), console=console)
-        self.task = self.progress.add_task("runs", total=total, completed=kept, state="")
+        self.task = self.progress.add_task("runs", total=total, completed=finished, state="")
 
     def __enter__(self) -> Display:
         self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            text = f"Interrupted: {self.kept} of {self.total} runs finished and kept. "
-            typer.echo(f"{text}Rerun the same command to resume.", err=True)
 
     def __call__(self, run: Run, event: EpochEnd | Record | str | None) -> None:
         """Take an event of a run."""
@@ -276,7 +278,6 @@ class Display:
             self.progress.update(self.task, state=f"{state}, validation {abs(event.score):.4g}")
             return
         self.progress.advance(self.task)
-        self.kept += not isinstance(event, str)
         if event is None:
             return
         if isinstance(event, str):
