@@ -179,6 +179,7 @@ def test_regression_with_groups_from_end_to_end(data, table):
         (["flowers.csv", "--target", "kind", "--time", "size", "--extrapolate"], "extrapolate"),
         (["flowers.csv", "--target", "kind", "--set", "folds=1000"], "folds"),
         (["flowers.csv", "--target", "kind", "--set", "bounded=maybe"], "bounded"),
+        (["flowers.csv", "--target", "kind", "--set", "flods=3"], "flods"),
         (["flowers.csv", "--target", "kind", "--out", "flowers.csv/out"], "flowers.csv"),
     ],
 )
@@ -228,6 +229,7 @@ def test_what_is_interrupted_is_reported(table, monkeypatch):
     code, output = run("compare", table, *options)
     assert code == 130
     assert "Interrupted: 1 of 2 folds" in output
+    assert "Rerun the same command" in output
     assert re.search(r"boosted trees +\d", output)
     assert "1 of 2 folds" in Path("out/report.md").read_text()
     Path("out/model.elliptica").touch()  # of an earlier run: not of this report

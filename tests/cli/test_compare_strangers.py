@@ -93,6 +93,7 @@ def test_predict_refuses_what_does_not_fit(clinic, tmp_path):
     model = folder / "out" / "model.elliptica"
     frame.with_columns(age=pl.lit("40.5")).write_csv(tmp_path / "points.csv")
     frame.drop("age").write_csv(tmp_path / "lacks.csv")
+    frame.with_columns(prediction=1).write_csv(tmp_path / "clash.csv", separator=";")
     (tmp_path / "junk.elliptica").write_bytes(b"junk")
     for saved, data, named in (
         (model, tmp_path / "points.csv", "points.csv: Column 'age', row 1"),
@@ -100,8 +101,10 @@ def test_predict_refuses_what_does_not_fit(clinic, tmp_path):
         (model, tmp_path / "none.csv", "none.csv"),
         (tmp_path / "junk.elliptica", folder / "clinic.csv", "junk.elliptica"),
         (folder, folder / "clinic.csv", folder.name),
+        (model, tmp_path / "clash.csv", "'prediction'"),
     ):
-        code, output = run("predict", saved, data, "--out", tmp_path / "p.csv")
+        ids = ["--id", "prediction"] if data.name == "clash.csv" else []
+        code, output = run("predict", saved, data, "--out", tmp_path / "p.csv", *ids)
         assert code in (1, 2), output
         assert output.startswith("error: ")
         assert named in output

@@ -252,7 +252,9 @@ def test_other_files(tmp_path, monkeypatch, x):
     half = tmp_path / "half"
     whole = save(EllipticRegressor(**QUICK).fit(x, x[:, 0]), tmp_path / "m").read_bytes()
     half.write_bytes(whole[: len(whole) // 2])
-    for name in ("text", "zip", "half"):
+    end = whole.rfind(b"PK\5\6") + 19  # offset of the directory: zipfile seeks to a place before the file
+    (tmp_path / "seek").write_bytes(whole[:end] + b"\xff" + whole[end + 1 :])
+    for name in ("text", "zip", "half", "seek"):
         with pytest.raises(ValueError, match=name):
             load(tmp_path / name)
     shutil.copy(tmp_path / "m", tmp_path / "large")

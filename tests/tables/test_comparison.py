@@ -356,6 +356,9 @@ def test_a_damaged_file(flowers, kept, tmp_path, damage):
     file.mkdir() if damage == "folder" else file.write_text(damage)
     with pytest.raises(TableError, match=r"results\.json"):
         compare(flowers.drop("height"), "kind", **kept)
+    (tmp_path / "predictions.npz").write_text("damage")
+    with pytest.raises(TableError, match=r"predictions\.npz"):
+        compare(flowers.drop("height"), "kind", **kept)
 
 
 def test_records_without_predictions_are_done_again(flowers, kept, tmp_path, ran):

@@ -228,6 +228,14 @@ def test_dates_in_one_format(cells, form, zone):
     )
 
 
+@pytest.mark.parametrize("form", ["%m/%d/%y", "%d.%m.%y", "%d-%b-%y"])
+def test_years_of_two_digits_of_two_centuries_are_no_dates(form):
+    """Otherwise 1946 would be 2046, after 1994."""
+    days = [datetime.date(year, 5, 17).strftime(form) for year in range(1946, 1995)]
+    assert find_date(pl.Series(days)) is None
+    assert find_date(pl.Series(days[24:])).format == form
+
+
 def test_time_zones_are_converted_to_utc():
     cells = ["2006-01-31T12:30:00Z", "2006-01-31T12:30:00+02:00"]
     read = find_date(pl.Series(cells)).read(pl.Series(cells))
@@ -290,6 +298,8 @@ def test_categories_that_are_joined_are_counted():
     many = recognise(pl.Series("store_id", [i % 40 if i < 300 else 40 + i % 7 for i in range(310)]))[0]
     assert many.kind == "category"
     assert "the 7 rarest as one" in many.detail
+    gaps = recognise(pl.Series("site", ["a", "b", "c", "d", None] * 9))[0]
+    assert gaps.detail == "4 values, 9 missing"
 
 
 def test_overrides():

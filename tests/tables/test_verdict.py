@@ -104,7 +104,10 @@ def test_simple_methods_are_recommended_by_their_estimates():
 def test_ties_within_rounding_go_to_the_simplest():
     close = regression({"mixup": 0.999999 * E, "erm": E})
     assert score(close)["mixup"]["rmse"] < score(close)["erm"]["rmse"]
-    assert judge(close).best == "erm"
+    verdict = judge(close)
+    assert verdict.best == "erm"
+    assert verdict.difference("mixup", "rmse").result == "better"
+    assert "no method" not in verdict.headline
     assert judge(regression({"erm": 1.1 * E, "mixup": 0.99999 * E, "linear": E})).best == "linear"
 
 

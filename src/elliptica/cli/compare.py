@@ -28,6 +28,10 @@ Rule = Literal["average", "worst"]
 
 _TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random rows by default)"
 _EFFORT = "Methods, effort and output"
+_SETTINGS = (
+    *("folds", "repeats", "trials", "epochs", "networks"),
+    *("hidden", "seed", "jobs", "max_rows", "bounded"),
+)
 #: Wider tables list only columns with a hint.
 _MOST_COLUMNS = 16
 
@@ -75,8 +79,7 @@ def compare(
         list[str] | None,
         _option(
             _EFFORT,
-            "Other settings: folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, "
-            "bounded. Repeatable.",
+            f"Other settings: {', '.join(_SETTINGS)}. Repeatable.",
             "--set",
             metavar="NAME=VALUE",
         ),
@@ -89,8 +92,12 @@ def compare(
     resume. Examples: elliptica compare diabetes; elliptica compare houses.csv --target price --time sold
     """
     require_extra("tables", "polars", "sklearn", "skrub")
+    from elliptica._utils import checks
     from elliptica.tables.comparison import Options, Session
 
+    settings = _pairs(set_)
+    for name in settings:
+        checks.choice("--set", name, _SETTINGS)
     options = Options(
         task=task,
         group=group,
@@ -103,7 +110,7 @@ def compare(
         select=select,
         quick=quick,
         minutes=minutes,
-        **{name: _value(text) for name, text in _pairs(set_).items()},
+        **{name: _value(text) for name, text in settings.items()},
     )
     out = out or Path("compare") / Path(data).stem
     console = Console(width=None if sys.stdout.isatty() else 500)  # a file has no edge
@@ -147,9 +154,10 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
 
     comparison = session.result()
     n_folds = count(len(comparison.shift.folds), "fold")
-    done = f"{len(comparison.finished)} of {n_folds} finished and kept in {out}"
+    done = f"Interrupted: {len(comparison.finished)} of {n_folds} finished and kept in {out}."
+    resume = "Rerun the same command to resume."
     if not comparison.finished:
-        words = f"Interrupted: {done}." if interrupted else comparison.verdict.headline
+        words = f"{done} {resume}" if interrupted else comparison.verdict.headline
         print_text(console, escape(words))
         return
     session.store.write({"summary": facts(comparison)})
@@ -158,7 +166,7 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
     _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
-        print_text(console, escape(f"Interrupted: {done}. {page}. Rerun the same command to resume."))
+        print_text(console, escape(f"{done} {page}. {resume}"))
         return
     with console.status("training the model on all rows"):
         fit_model(comparison, out / MODEL)
@@ -171,7 +179,7 @@ def _print_start(session: Session, console: Console) -> None:
     from elliptica.tables.page import column_rows
 
     problem, plan, shift = session.problem, session.plan, session.shift
-    rows = count(len(problem.target), "row")
+    rows = count(len(problem.own_rows), "row")
     about = f"{session.name}: {rows}. Predict {problem.target_name} ({problem.task}). {shift.words}"
     print_text(console, escape(about))
     lines = column_rows(problem.columns)
@@ -181,7 +189,7 @@ def _print_start(session: Session, console: Console) -> None:
     _print_table([["column", "used as", "change with"], *lines], console)
     for notice in problem.notices:
         print_point(console, notice)
-    done = len({(r.repeat, r.fold) for r in session.result().records})
+    done = len(session.result().finished)
     effort = f"{count(len(plan.methods), 'method')}, {count(plan.trials, 'setting')} each, "
     effort += count(len(shift.folds), "fold") + (f" ({done} of an earlier run kept)" if done else "")
     print_text(console, f"{effort}. Ctrl-C keeps finished folds.")

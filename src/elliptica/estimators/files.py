@@ -106,6 +106,7 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 def load_with_notes(path: str | Path, *, module: ModuleLike | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the estimator and the notes of a file, see `load`."""
     path = Path(path)
+    path.open("rb").close()  # a missing file is an OSError, a damaged one is not
     try:
         with zipfile.ZipFile(path) as file:
             if (size := sum(info.file_size for info in file.infolist())) > MAX_BYTES:
@@ -119,8 +120,6 @@ def load_with_notes(path: str | Path, *, module: ModuleLike | None = None) -> tu
             _unpack(model, module)
         _check(model)
         return estimator, dict(notes)
-    except OSError:
-        raise
     except Exception as error:  # a changed file can fail in any way
         raise ValueError(f"{path} is not a saved estimator, or was changed: {error!s:.300}") from error
 

@@ -125,16 +125,16 @@ class Store:
 
     def _read(self, folder: Path) -> None:
         """Read the records of the same comparison; other files are not overwritten."""
-        file = folder / RESULTS
-        if not file.exists():
+        if not (folder / RESULTS).exists():
             if foreign := [name for name in WRITTEN if (folder / name).exists()]:
                 raise TableError(f"{folder} holds {foreign[0]} of something else. Choose another --out.")
             return
+        file = folder / PREDICTIONS
         try:
+            arrays = read_arrays(file) if file.exists() else {}
+            file = folder / RESULTS
             content = read_json(file)
-            about, arrays = content["about"], {}
-            if (folder / PREDICTIONS).exists():
-                arrays = read_arrays(folder / PREDICTIONS)
+            about = content["about"]
             for values in content["records"]:
                 name = f"{values['repeat']}/{values['fold']}/{values['method']}"
                 if f"{name}/unbounded" in arrays:  # records without predictions are redone

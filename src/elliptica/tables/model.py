@@ -182,6 +182,8 @@ def predict_file(
         chances = np.asarray(saved.model.predict_proba(inputs))
         labels = saved.model.classes_.tolist()
         predictions += [pl.Series(f"probability of {name}", chances[:, i]) for i, name in enumerate(labels)]
+    if clash := {column.name for column in copied} & {column.name for column in predictions}:
+        raise TableError(f"{table.name}: the id {clash.pop()!r} is a name of predictions. Rename it.")
     if saved.notes.get("predicts") is False:
         notices.insert(
             0, "Warning: in the comparison, no method was shown to be better than a constant prediction."
@@ -323,7 +325,7 @@ def _labels(
     used = {target} if group is None else {target, group}
     for name in used:
         check_column(table, name, "target or group")
-    known, labels = saved.goal(target).read(table.frame[target])
+    known, labels = saved.goal(target).read(table.frame[target], f"{table.name}: ")
     if len(labels) < 2:
         raise TableError(f"{table.name} has {len(labels)} rows with a {target!r}, but two are needed.")
     if target in (column.name for column in saved.columns(table, used)):

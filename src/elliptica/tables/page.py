@@ -52,7 +52,7 @@ def comparison_page(comparison: Comparison) -> Page:
         Section("Model", model),
     ]
     sections = [section for section in sections if section.paragraphs or section.table or section.points]
-    kind = f"{len(problem.target):,} rows, predicting {problem.target_name}. {comparison.shift.words}"
+    kind = f"{len(problem.own_rows):,} rows, predicting {problem.target_name}. {comparison.shift.words}"
     title = f"Comparison on {comparison.name}"
     return Page(title, verdict.headline, [text for text in said if text], sections, kind)
 

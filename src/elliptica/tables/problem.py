@@ -53,10 +53,10 @@ class Target:
     column: Column
     classes: tuple[Any, ...] = ()  # labels (int or str) in order; empty for regression
 
-    def read(self, cells: pl.Series) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, cells: pl.Series, where: str = "") -> tuple[np.ndarray, np.ndarray]:
         """Return which rows have a target, and the targets of these rows; raise for others than classes."""
         known = clean(cells).is_not_null()
-        values = self.column.read(cells)
+        values = self.column.read(cells, where)
         if not self.classes:
             return known.to_numpy(), values.filter(known).to_numpy()
         names = clean(pl.Series([str(label) for label in self.classes])).to_list()
@@ -64,8 +64,8 @@ class Target:
         new = (known & ~values.is_in(list(places))).arg_true()
         if len(new):
             raise TableError(
-                f"Column {self.column.name!r}, row {new[0] + 1}: {values[new[0]]!r} is not among the classes "
-                f"({', '.join(list(places)[:12])}). Correct the cell, or remove the row."
+                f"{where}Column {self.column.name!r}, row {new[0] + 1}: {values[new[0]]!r} is not among the "
+                f"classes ({', '.join(list(places)[:12])}). Correct the cell, or remove the row."
             )
         return known.to_numpy(), np.asarray([places[value] for value in values.filter(known)])
 
@@ -106,6 +106,11 @@ class TableProblem:
     def classes(self) -> list[Any]:
         """Classes in order; empty for regression."""
         return list(self.goal.classes)
+
+    @property
+    def own_rows(self) -> np.ndarray:
+        """Numbers of the rows of the table, without those of a test file."""
+        return np.arange(len(self.target)) if self.is_test is None else np.flatnonzero(~self.is_test)
 
     @property
     def kind_of(self) -> dict[str, Kind]:
@@ -292,13 +297,13 @@ def _read_part(
     table: Table, goal: Target, clock: Column | None, inputs: Sequence[Column], least: int, notices: list[str]
 ) -> _Part:
     """Read a table in the notation of training, in the order of time."""
-    known, target = goal.read(table.frame[goal.column.name])
+    known, target = goal.read(table.frame[goal.column.name], f"{table.name}: ")
     features = read_inputs(inputs, table)
     rows, times = np.flatnonzero(known), np.empty(0)
     if lost := len(known) - len(rows):
         notices.append(f"{lost} of {len(known)} rows of {table.name} have no target and are dropped.")
     if clock is not None:
-        values = clock.read(table.frame[clock.name])
+        values = clock.read(table.frame[clock.name], f"{table.name}: ")
         if clock.kind == "date":
             values = values.cast(pl.Int64) / 8.64e10  # days since 1970
         times = values.to_numpy()[rows]
@@ -373,10 +378,12 @@ def _groups(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> 
 
 
 def _blocks(text: pl.Series) -> np.ndarray:
-    if (text == MISSING).any() or text.n_unique() < MIN_PARTS:
+    gaps = int((text == MISSING).sum())
+    n_values = text.n_unique() - (gaps > 0)
+    if gaps or n_values < MIN_PARTS:
         raise TableError(
-            f"The split-by column {text.name!r} has gaps or {text.n_unique()} values, but needs at least "
-            f"{MIN_PARTS} values and no gaps, for training, validation and test."
+            f"The split-by column {text.name!r} has {n_values} values and {count(gaps, 'gap')}, but needs at "
+            f"least {MIN_PARTS} values and no gaps, for training, validation and test."
         )
     return text.rank("dense").to_numpy().astype(np.int64) - 1
 

@@ -130,7 +130,7 @@ def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
     It is trained on all rows of the table, not on those of a test file: this is the model that was tested.
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
-    rows = np.arange(len(problem.target)) if problem.is_test is None else np.flatnonzero(~problem.is_test)
+    rows = problem.own_rows
     fold = _with_validation(problem, shift, rows, rows[:0], draws)
     return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 

@@ -22,6 +22,7 @@ import dataclasses
 import itertools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -142,11 +143,12 @@ def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
     with file.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.reader(handle, delimiter=separator)
         names = [name.strip() for name in next(filter(None, reader), [])]
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise TableError(
-                f"{file.name} needs at least two columns with different names, but its first line has "
-                f"{', '.join(map(repr, names[:12]))}."
-            )
+        if not names:
+            raise TableError(f"{file.name} is empty.")
+        name, times = Counter(names).most_common(1)[0]
+        if times > 1 or len(names) == 1:
+            what = f"occurs {times} times" if times > 1 else "is the only one"
+            raise TableError(f"{file.name} needs two or more columns of different names: {name!r} {what}.")
         blank = []
         for number, row in enumerate(reader):
             if not row:
@@ -227,6 +229,7 @@ _FORMATS = [
     for day in ("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%b-%y", "%m/%d/%Y", "%d/%m/%Y", "%Y-%m-%d")
     for hour in ("", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 ]
+_SPAN = 50  # years of two digits that span more may belong to two centuries, so they are no dates
 _PARTS = r"^(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2}(?:\.\d+)?)?)?\s?(Z|[-+]\d{2}:?\d{2})?$"
 
 
@@ -255,8 +258,8 @@ class Column:
     coded: bool = False  # whether categories are numbers; 1 and 1.0 are the same
     seen: tuple[Any, ...] = ()  # training's smallest and largest number, or its categories if they are few
 
-    def read(self, cells: pl.Series) -> pl.Series:
-        """Convert cells to Float64, to text, or to dates without a zone.
+    def read(self, cells: pl.Series, where: str = "") -> pl.Series:
+        """Convert cells to Float64, to text, or to dates without a zone; ``where`` begins messages.
 
         Missing numbers and dates are null, missing categories ``"(missing)"``, missing texts empty.
         """
@@ -267,8 +270,8 @@ class Column:
         odd = (values.is_null() & known.is_not_null()).arg_true()
         if len(odd):
             raise TableError(
-                f"Column {self.name!r}, row {odd[0] + 1}: {str(cells[odd[0]])!r:.60} does not fit. Expected "
-                f"{self.words()}. Correct the cell, or leave it empty if the value is missing."
+                f"{where}Column {self.name!r}, row {odd[0] + 1}: {str(cells[odd[0]])!r:.60} does not fit. "
+                f"Expected {self.words()}. Correct the cell, or leave it empty if the value is missing."
             )
         gap = {"category": MISSING, "text": ""}.get(self.kind)
         return values if gap is None else values.fill_null(gap)
@@ -426,7 +429,8 @@ def find_date(cells: pl.Series) -> Column | None:
         zone = has_zone(finder.fit_transform(text))
         return Column(cells.name, "date", format=str(finder.format_), zone=zone)
     for form in _FORMATS if text.str.contains(_DAYS).all() else ():
-        if not _parse_dates(text, form, False).null_count():
+        dates = _parse_dates(text, form, False)
+        if not dates.null_count() and ("%y" not in form or np.ptp(dates.dt.year().to_numpy()) <= _SPAN):
             return Column(cells.name, "date", format=form)
     return None
 
@@ -550,6 +554,7 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
     n_frequent = int((counts >= _RARE).sum())
     n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
     is_category, is_text = column.kind == "category", column.kind == "text"
+    n_values = len(counts) - (n_missing > 0)
     sign = column.prefix or column.suffix
     parts = {
         f"in {'percent' if sign == '%' else sign}": bool(sign),
@@ -557,10 +562,10 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         "written month/day": column.format.startswith("%m/%d"),
         "written day/month": column.format.startswith("%d/%m"),
         "with a time zone": column.zone,
-        f"{len(counts):,} values": is_category,
+        f"{n_values:,} values": is_category,
         f"the {n_rare:,} rarest as one": is_category and n_rare > 1,
         "numbers read as codes": column.coded,
-        f"free text, {len(counts):,} distinct texts": is_text,
+        f"free text, {n_values:,} distinct texts": is_text,
         "no part of which is frequent: it tells nothing": is_text
         and TextDirections().fit(values.to_numpy()[:, None]).parts_ is None,
         f"{n_missing:,} missing": n_missing > 0,
@@ -579,7 +584,5 @@ def read_inputs(columns: Sequence[Column], table: Table) -> pl.DataFrame:
     """Read the inputs of a table in the notation of training; raise if a column or a cell does not fit."""
     for column in columns:
         check_column(table, column.name, "input")
-    try:
-        return pl.DataFrame([column.read(table.frame[column.name]) for column in columns])
-    except TableError as error:
-        raise TableError(f"{table.name}: {error}") from None
+    where = f"{table.name}: "
+    return pl.DataFrame([column.read(table.frame[column.name], where) for column in columns])

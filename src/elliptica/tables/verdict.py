@@ -238,15 +238,15 @@ def _headline(choice: Choice, over: Sequence[Difference], place: str) -> list[st
             "on each other.",
             f"By the estimates alone it is {best}{': ' * bool(change)}{change}.",
         ]
+    than = "it" if choice.best == REFERENCE else reference
+    why = f"no method is shown to have a better {measure.label} than {than}"
+    if any(d.measure == measure.name and d.result == "better" for d in choice.differences):
+        why = "its estimate is among the best"  # level in the digits that are shown
+    said = [f"{sentence(best)} will do: {why} {place}."]
     if ahead is None:
-        return [f"{sentence(best)} will do: it has the best estimate {place}.", *ties]
-    return [
-        f"{sentence(best)} will do: no method is shown to have a better {measure.label} than "
-        f"{'it' if choice.best == REFERENCE else reference} {place}.",
-        f"The best estimate is that of {name_of(choice.leader)}: {change}, not distinguishable.",
-        *ties,
-        *_needed(ahead, choice.trained, relative=measure.relative),
-    ]
+        return [*said, *ties]
+    said.append(f"The best estimate is that of {name_of(choice.leader)}: {change}, not distinguishable.")
+    return [*said, *ties, *_needed(ahead, choice.trained, relative=measure.relative)]
 
 
 def _level(choice: Choice) -> list[str]:
