@@ -18,6 +18,7 @@ from elliptica.tables import Comparison, Options, TableError, compare, fit_model
 from elliptica.tables import comparison as comparison_module
 from elliptica.tables.comparison import Session
 from elliptica.tables.methods import METHODS
+from elliptica.tables.model import only_rows
 from elliptica.tables.training import training_groups
 
 bad_input = pytest.mark.bad_input
@@ -68,12 +69,12 @@ def test_the_constant_prediction_knows_training_rows_only(found, heights):
 def test_scores_of_numbers(heights):
     assert heights.plan.log_target
     assert heights.uncalibrated is None
-    assert {"rmse", "worst_fifth_rmse", "mae", "beyond_range"} == set(heights.scores["c-mixup"])
+    assert {"rmse", "worst_fifth_rmse", "mae", "clipped"} == set(heights.scores["c-mixup"])
     target = heights.problem.target
     for method in [m for m in heights.methods if METHODS[m].make is None]:
         assert target.min() <= heights.predictions.values[method].min()
         assert heights.predictions.values[method].max() <= target.max()
-    assert heights.scores["linear"]["beyond_range"] == heights.scores["trees"]["beyond_range"] == 0  # free
+    assert heights.scores["linear"]["clipped"] == heights.scores["trees"]["clipped"] == 0  # free
 
 
 def test_same_seed_same_numbers_with_any_number_of_workers(found, flowers, tiny):
@@ -199,6 +200,25 @@ def test_small_groups_are_not_drawn_more_often_than_others(flowers):
     frame = flowers.drop("height").with_columns(pl.Series("site", site))
     problem = Session.open(frame, "kind", Options(group="site")).problem
     assert np.bincount(training_groups(problem)).tolist() == [63, 57]
+
+
+def test_training_counts_its_own_groups_and_the_judge_those_of_the_test_file(flowers, tiny):
+    """The group that is small in the test file is trained as one, also where no other group is in both."""
+    frame = flowers.drop("height").with_columns(pl.Series("site", ["a"] * 60 + ["b"] * 60))
+    test = frame[40:80].with_columns(pl.Series("site", ["a"] * 4 + ["c"] * 18 + ["d"] * 18))
+    options = {
+        **tiny,
+        "methods": ["balanced", "groupdro", "lisa"],
+        "epochs": 1,
+        "group": "site",
+        "test": test,
+    }
+    result = compare(frame, "kind", **options)
+    assert not result.failed
+    assert set(result.problem.judged) == {"", "b", "c", "d"}
+    assert np.bincount(training_groups(result.problem)[:120]).tolist() == [60, 60]
+    rows = only_rows(result.problem, result.problem.own_rows)
+    assert training_groups(rows).tolist() == training_groups(result.problem)[:120].tolist()
 
 
 # ---- workers, limits, interruptions

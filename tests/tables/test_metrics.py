@@ -132,8 +132,8 @@ def test_predictions_that_left_the_range_are_counted():
     raw = 1.2 * y
     test = single_test("regression", y, {"erm": raw.clip(0, 1), "trees": y}, bounds=np.array([0.5]))
     scored = score(test, unbounded={"erm": raw[None]})
-    assert scored["erm"]["beyond_range"] == pytest.approx((raw > 1).mean())
-    assert "beyond_range" not in scored["trees"]
+    assert scored["erm"]["clipped"] == pytest.approx((raw > 1).mean())
+    assert "clipped" not in scored["trees"]
 
 
 @pytest.mark.bad_input

@@ -98,7 +98,7 @@ def test_what_limits_the_answer_is_said(comparison, noise):
     assert len(said) == 2  # trees whose growth the limit of 300 ended, networks that diverged
     part = replace(noise, records=tuple(r for r in noise.records if r.fold == 0))
     assert any("1 of 3" in text for text in page.comparison_page(part).sentences)
-    scores = {m: {**values, "beyond_range": 0.25 * (m == "linear")} for m, values in noise.scores.items()}
+    scores = {m: {**values, "clipped": 0.25 * (m == "linear")} for m, values in noise.scores.items()}
     moved = replace(noise)
     moved.__dict__["scores"] = scores
     (said,) = page.range_words(moved)

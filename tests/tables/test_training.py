@@ -256,7 +256,7 @@ def test_final_trial_is_the_best_over_folds(classes):
 def test_validation_without_a_judged_group_is_by_class(classes, rows):
     predicted = np.full((len(rows.fold.validation), 2), 0.5)
     assert "worst_group_accuracy" in validate(classes, rows, predicted)
-    scores = validate(replace(classes, groups=np.full(150, "")), rows, predicted)
+    scores = validate(replace(classes, judged=np.full(150, "")), rows, predicted)
     assert "worst_class_accuracy" in scores
     assert ranking(scores, classes, replace(PLAN, select="worst")) == (-scores["brier"],)
 

@@ -234,8 +234,8 @@ class Comparison:
     def scores(self) -> dict[str, dict[str, float]]:
         """Score of every method in every column; empty until a fold is finished.
 
-        Besides the `metrics`, regression has ``beyond_range``, the share of predictions outside the range of
-        the training targets. Classification has ``uncalibrated_log_loss`` and
+        Besides the `metrics`, regression has ``clipped``, the share of predictions that were clipped to the
+        range of the training targets (of networks only). Classification has ``uncalibrated_log_loss`` and
         ``uncalibrated_calibration_error``, measured before temperature scaling.
         """
         if not self.finished:
@@ -304,7 +304,7 @@ class Comparison:
             problem.task,
             problem.classes,
             problem.target,
-            problem.groups,
+            problem.judged,
             self.shift.clusters,
             fold_of,
             fifths(tested) if problem.task == "regression" else np.empty(0),

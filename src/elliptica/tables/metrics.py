@@ -184,7 +184,7 @@ def score(
 
     The calibration error is the mean gap between confidence and accuracy in at most 15 bins of equally many
     rows, at least 20, averaged over repeats. For regression, ``unbounded`` are predictions before they were
-    clipped; ``"beyond_range"`` is the share that clipping changed.
+    clipped; ``"clipped"`` is the share that clipping changed.
     """
     scores: dict[str, dict[str, float]] = {}
     parts = score_parts(predictions)
@@ -213,7 +213,7 @@ def score(
         }
         if unbounded is not None and method in unbounded:
             changed = predictions.values[method] != unbounded[method]
-            scores[method]["beyond_range"] = float(changed[predictions.tested].mean())
+            scores[method]["clipped"] = float(changed[predictions.tested].mean())
     return scores
 
 

@@ -99,7 +99,8 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
 def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
     """Return inputs, targets and groups of some of the rows."""
     groups = None if problem.groups is None else problem.groups[rows]
-    return replace(problem, features=problem.features[rows], target=problem.target[rows], groups=groups)
+    inputs, target = problem.features[rows], problem.target[rows]
+    return replace(problem, features=inputs, target=target, groups=groups, is_test=None)
 
 
 def fit_pipeline(

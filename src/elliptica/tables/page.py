@@ -118,12 +118,13 @@ def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
 
 
 def range_words(comparison: Comparison) -> list[str]:
-    """Report the largest share of predictions outside the range of the training targets."""
-    shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
+    """Report the largest share of a network's predictions that were clipped."""
+    shares = {m: values.get("clipped", 0.0) for m, values in comparison.scores.items()}
     most = max(shares, key=lambda method: shares[method])
-    fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
-    text = f"{100 * shares[most]:.1f} % of the test predictions of {name_of(most)}, the most of all methods, "
-    return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
+    text = (
+        f"{100 * shares[most]:.1f} % of the test predictions of {name_of(most)}, the most of all networks, "
+    )
+    return [f"{text}were clipped to the range of the training targets."] if shares[most] else []
 
 
 def describe_model(comparison: Comparison) -> str:

@@ -88,7 +88,8 @@ class TableProblem:
     inputs: tuple[Column, ...]  # how each input is read, also from other tables
     goal: Target  # how the target is read from other tables
     columns: tuple[ColumnUse, ...]  # every column of the table except the target
-    groups: np.ndarray | None = None  # group of each row as text; empty if it is too small to judge
+    groups: np.ndarray | None = None  # group of each row as text
+    judged: np.ndarray | None = None  # the same, but empty if the group is too small to judge
     group_name: str | None = None
     blocks: np.ndarray | None = None  # number of the block of each row; a block is never divided
     split_name: str | None = None
@@ -175,6 +176,7 @@ def make_problem(
             check_column(test, name, "test rows")
         parts.append(_read_part(test, goal, clock, inputs, MIN_TEST_ROWS, notices))
         is_test = np.repeat([False, True], [len(part.target) for part in parts])
+    names = None if group is None else _read_role(parts, group)
     return TableProblem(
         features=pl.concat([part.features for part in parts]),
         target=np.concatenate([part.target for part in parts]),
@@ -183,7 +185,8 @@ def make_problem(
         inputs=inputs,
         goal=goal,
         columns=tuple(uses[name] for name in table.frame.columns if name != target),
-        groups=None if group is None else _groups(_read_role(parts, group), is_test, notices),
+        groups=None if names is None else names.to_numpy(),
+        judged=None if names is None else _judged(names, is_test, notices),
         group_name=group,
         blocks=None if split_by is None else _blocks(_read_role(parts, split_by)),
         split_name=split_by,
@@ -360,9 +363,10 @@ def _read_role(parts: Sequence[_Part], name: str) -> pl.Series:
     return pl.concat([column.read(part.frame[name]) for part in parts])
 
 
-def _groups(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:
-    judged = text if is_test is None else text.filter(pl.Series(is_test))
-    counts = dict(judged.value_counts().iter_rows())
+def _judged(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:
+    """Return the groups that have enough tested rows to be judged; others are empty."""
+    tested = text if is_test is None else text.filter(pl.Series(is_test))
+    counts = dict(tested.value_counts().iter_rows())
     small = sorted(name for name, n in counts.items() if n < MIN_GROUP_ROWS)
     n_large = len(counts) - len(small)
     if n_large < 2 or len(counts) > MAX_GROUPS:

@@ -114,7 +114,7 @@ def make_shift(
                 "remove its rows, or hold out other rows."
             )
     tested = np.unique(np.concatenate([fold.test for fold in all_folds]))
-    if problem.groups is not None and not (problem.groups[tested] != "").any():
+    if problem.judged is not None and not (problem.judged[tested] != "").any():
         raise TableError(
             f"All test rows are in groups of {problem.group_name!r} that are too small to judge. Merge small "
             "groups, or omit --group."
@@ -165,7 +165,7 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
         target = np.searchsorted(np.quantile(target, (0.2, 0.4, 0.6, 0.8)), target)
     strata = np.unique(target, return_inverse=True)[1]
     if problem.groups is not None:
-        crossed = np.char.add(strata.astype(str), problem.groups[rows])
+        crossed = np.char.add(strata.astype(str), problem.groups[rows].astype(str))
         _, number, counts = np.unique(crossed, return_inverse=True, return_counts=True)
         strata = np.where(counts[number] < n_parts, strata, 1000 + number)
     blocks = problem.copies if problem.blocks is None else problem.blocks

@@ -25,7 +25,7 @@ from elliptica.estimators import EllipticClassifier, EllipticRegressor
 from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
 from elliptica.tables.methods import JTT, METHODS, REFERENCE, Plan, draw_settings
 from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
-from elliptica.tables.problem import TableProblem
+from elliptica.tables.problem import MIN_GROUP_ROWS, TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
 
 #: Called with the finished share of a task and a message. May raise to stop the task.
@@ -122,7 +122,7 @@ def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
     """Score predictions of the validation rows; by class or fifth if no group has rows there."""
-    groups = None if problem.groups is None else problem.groups[rows.fold.validation]
+    groups = None if problem.judged is None else problem.judged[rows.fold.validation]
     if groups is not None and not (groups != "").any():
         groups = None
     target = problem.target[rows.fold.validation]
@@ -292,14 +292,15 @@ def upweighted(wrong: np.ndarray | None, recipe: Recipe) -> np.ndarray | None:
 def training_groups(problem: TableProblem) -> np.ndarray | None:
     """Return the group number of each row, for methods that use groups; None if there are no groups.
 
-    Rows of groups that are too small to judge count as rows of the largest group. As a group of their own
-    they would be sampled as often as all others together.
+    Groups with few rows in the table (not in a test file) count as the largest group. As groups of their own
+    they would be sampled as often as all others.
     """
     if problem.groups is None:
         return None
-    names, counts = np.unique(problem.groups[problem.groups != ""], return_counts=True)
-    named = np.where(problem.groups == "", names[counts.argmax()], problem.groups)
-    return np.unique(named, return_inverse=True)[1]
+    numbers = np.unique(problem.groups, return_inverse=True)[1]
+    counts = np.bincount(numbers[problem.own_rows], minlength=numbers.max() + 1)
+    merged = np.where(counts[numbers] < MIN_GROUP_ROWS, counts.argmax(), numbers)
+    return np.unique(merged, return_inverse=True)[1]
 
 
 class Candidate(NamedTuple):
