@@ -156,6 +156,14 @@ def test_constant_targets_divide_by_nothing():
     assert "unit" not in found.headline()
 
 
+def test_labels_in_another_order_explain_the_error_of_rows_that_moved():
+    x, y = separated(200)
+    moved = {"held_out": (x + 1, 1 - y), "unlabelled": x + 9}
+    found = elliptica.diagnose(Function(lambda x: sure(x - 0.5)), LOSS, x, y, **moved)
+    assert "Held-out rows differ, and the error is higher" in found["label_order"].explains
+    assert [f.rows_of for f in found.problems if f.name == "shift"] == ["unlabelled"]
+
+
 def test_held_out_rows_that_were_trained_on_say_nothing_about_overfitting():
     x, y = separated(80)
     found = elliptica.diagnose(Function(sure), LOSS, x, y, held_out=(x, y))

@@ -93,7 +93,7 @@ def load(path: str | Path, *, module: ModuleLike | None = None) -> Any:
         module: For an estimator with its own ``module``: that module, or the function that creates it.
 
     Raises:
-        ValueError: If the file has another format, or is damaged or changed.
+        ValueError: If the file has another format or is damaged, or holds what training cannot give.
     """
     return load_with_notes(path, module=module)[0]
 

@@ -56,7 +56,7 @@ EXPLAINED = {
     "outputs": ("label_order", "constant", "underfit", "confidence"),
     "label_order": (
         *("constant", "underfit", "labels", "weak_part", "confidence", "overfitting", "outliers"),
-        *("shortcut", "prior", "range"),
+        *("shortcut", "prior", "range", "shift"),  # shift only of held-out rows
     ),
     "constant": ("weak_part",),
     "outliers": ("underfit",),
@@ -174,6 +174,8 @@ def _explain(e: Evidence, findings: list[Finding]) -> list[Finding]:
     labels = problems.get("labels")
     if labels is not None and labels.rows_of == "training" and causes.get("labels") == "shortcut":
         del causes["labels"]
+    if "shift" in causes and problems["shift"].rows_of != "held-out":
+        del causes["shift"]
     if labels is not None and labels.severity == "warning" and "labels" not in causes:
         rest = _without_suspects(e, labels)
         for name in BY_LABELS:
@@ -182,7 +184,7 @@ def _explain(e: Evidence, findings: list[Finding]) -> list[Finding]:
                 is_less = SEVERITIES.index(again.severity) < SEVERITIES.index(problems[name].severity)
                 if not again.is_problem or (is_less and name != "weak_part"):
                     causes[name] = "labels"
-    kept = [f for f in findings if not (f.is_problem and f.name in causes)]
+    kept = [f for f in findings if not (f.name in causes and f is problems[f.name])]
     titles = {f.name: [problems[name].title for name in causes if causes[name] == f.name] for f in kept}
     words = {name: f" This explains: {'; '.join(titles[name])}." for name in titles if titles[name]}
     return [replace(f, sentence=f.sentence + words.get(f.name, ""), explains=titles[f.name]) for f in kept]
