@@ -127,15 +127,6 @@ def test_parts_have_their_rows():
     assert list(bands.rows.values()) == [2, 7, 1]
 
 
-def test_predictions_that_left_the_range_are_counted():
-    y = np.linspace(0, 1, 100)
-    raw = 1.2 * y
-    test = single_test("regression", y, {"erm": raw.clip(0, 1), "trees": y}, bounds=np.array([0.5]))
-    scored = score(test, unbounded={"erm": raw[None]})
-    assert scored["erm"]["clipped"] == pytest.approx((raw > 1).mean())
-    assert "clipped" not in scored["trees"]
-
-
 @pytest.mark.bad_input
 def test_predictions_that_cannot_be_scored():
     y = np.arange(4.0)

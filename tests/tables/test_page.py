@@ -98,11 +98,9 @@ def test_what_limits_the_answer_is_said(comparison, noise):
     assert len(said) == 2  # trees whose growth the limit of 300 ended, networks that diverged
     part = replace(noise, records=tuple(r for r in noise.records if r.fold == 0))
     assert any("1 of 3" in text for text in page.comparison_page(part).sentences)
-    scores = {m: {**values, "clipped": 0.25 * (m == "linear")} for m, values in noise.scores.items()}
-    moved = replace(noise)
-    moved.__dict__["scores"] = scores
-    (said,) = page.range_words(moved)
-    assert said.startswith("25.0 % of the test predictions of the linear model")
+    clipped = tuple(replace(r, clipped=len(r.predicted) * (r.method == "elliptic")) for r in noise.records)
+    (said,) = page.range_words(replace(noise, records=clipped))
+    assert said.startswith("100.0 % of the test predictions of elliptic training")
     assert page.range_words(comparison) == []
 
 

@@ -28,10 +28,7 @@ Rule = Literal["average", "worst"]
 
 _TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random rows by default)"
 _EFFORT = "Methods, effort and output"
-_SETTINGS = (
-    *("folds", "repeats", "trials", "epochs", "networks"),
-    *("hidden", "seed", "jobs", "max_rows", "bounded"),
-)
+_SETTINGS = "folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, bounded"
 #: Wider tables list only columns with a hint.
 _MOST_COLUMNS = 16
 
@@ -79,7 +76,7 @@ def compare(
         list[str] | None,
         _option(
             _EFFORT,
-            f"Other settings: {', '.join(_SETTINGS)}. Repeatable.",
+            f"Other settings: {_SETTINGS}. Repeatable.",
             "--set",
             metavar="NAME=VALUE",
         ),
@@ -97,7 +94,7 @@ def compare(
 
     settings = _pairs(set_)
     for name in settings:
-        checks.choice("--set", name, _SETTINGS)
+        checks.choice("--set", name, _SETTINGS.split(", "))
     options = Options(
         task=task,
         group=group,
@@ -155,10 +152,9 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
     comparison = session.result()
     n_folds = count(len(comparison.shift.folds), "fold")
     done = f"Interrupted: {len(comparison.finished)} of {n_folds} finished and kept in {out}."
-    resume = "Rerun the same command to resume."
+    done += " Rerun the same command to resume."
     if not comparison.finished:
-        words = f"{done} {resume}" if interrupted else comparison.verdict.headline
-        print_text(console, escape(words))
+        print_text(console, escape(done if interrupted else comparison.verdict.headline))
         return
     session.store.write({"summary": facts(comparison)})
     write_reports(comparison, out)
@@ -166,7 +162,7 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
     _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
-        print_text(console, escape(f"{done} {page}. {resume}"))
+        print_text(console, escape(f"{done} {page}"))
         return
     with console.status("training the model on all rows"):
         fit_model(comparison, out / MODEL)

@@ -48,7 +48,7 @@ LOCK = ".lock"
 #: Other files that a comparison writes.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
 #: Version of the records: of rows, draws and training. Others cannot be mixed with these.
-FORMAT = 5
+FORMAT = 6
 
 
 class Store:
@@ -93,10 +93,7 @@ class Store:
         if self.folder is None:
             return
         # predictions are written first: records without them are redone, the reverse is harmless
-        arrays: dict[str, Any] = {}
-        for key, record in self._records.items():
-            name = "/".join(map(str, key))
-            arrays |= {name: record.predicted, f"{name}/unbounded": record.unbounded}
+        arrays: dict[str, Any] = {"/".join(map(str, k)): r.predicted for k, r in self._records.items()}
         with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
             np.savez(handle, **dict(sorted(arrays.items())))
         self.write()
@@ -137,8 +134,8 @@ class Store:
             about = content["about"]
             for values in content["records"]:
                 name = f"{values['repeat']}/{values['fold']}/{values['method']}"
-                if f"{name}/unbounded" in arrays:  # records without predictions are redone
-                    record = Record.from_json(values, arrays[name], arrays[f"{name}/unbounded"])
+                if name in arrays:  # records without predictions are redone
+                    record = Record.from_json(values, arrays[name])
                     self._records[record.key] = record
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise TableError(f"{file} cannot be read: {error!r}. Move it away.") from error
@@ -234,15 +231,13 @@ class Comparison:
     def scores(self) -> dict[str, dict[str, float]]:
         """Score of every method in every column; empty until a fold is finished.
 
-        Besides the `metrics`, regression has ``clipped``, the share of predictions that were clipped to the
-        range of the training targets (of networks only). Classification has ``uncalibrated_log_loss`` and
+        Besides the `metrics`, classification has ``uncalibrated_log_loss`` and
         ``uncalibrated_calibration_error``, measured before temperature scaling.
         """
         if not self.finished:
             return {}
         if self.uncalibrated is None:
-            unbounded = self._predictions({m: [r.unbounded for r in self.of(m)] for m in self.methods})
-            return score(self.predictions, unbounded=unbounded.values)
+            return score(self.predictions)
         scores, before = score(self.predictions), score(self.uncalibrated)
         for method, values in scores.items():
             for name in ("log_loss", "calibration_error"):

@@ -45,19 +45,17 @@ SHIFTED_GAP, SMALL_SHIFTED_GAP, GROWTH = 0.08, 0.03, 1.5
 def judge_label_order(e: Evidence) -> Finding | str:
     """Compare the labels with the outputs in another order, in training rows and in held-out rows."""
     judge = _renamed if e.task == "classes" else _rescaled
-    for sample in (sample for sample in (e.train, e.held) if len(sample)):
-        if finding := judge(e, sample):
-            return finding
-    if e.task != "classes" and len(e.held) and e.moved:
-        return skipped("features moved in held-out rows, which looks like another unit of the targets")
-    return "Targets are in the same order and unit as the outputs."
+    findings = [judge(e, sample) for sample in (e.train, e.held) if len(sample)]
+    right = "Targets are in the same order and unit as the outputs."
+    return next((finding for finding in findings if finding is not None), right)
 
 
 def _rescaled(e: Evidence, sample: Sample) -> Finding | None:
     """Check whether targets are the predictions in another unit, so that a line explains them."""
-    # a drift of an input also moves predictions along a line
-    if sample.y.shape[1] != 1 or len(sample) < 10 or (sample is e.held and e.moved):
+    if sample.y.shape[1] != 1 or len(sample) < 10:
         return None
+    if sample is e.held and e.moved:
+        return skipped("features moved in held-out rows, which looks like another unit of the targets")
     f, y = sample.outputs[:, 0], sample.y[:, 0]
     spread, variance = (float(v.var(correction=0)) for v in (f, y))
     if spread == 0 or bool((y == y[0]).all()):  # a constant has no unit

@@ -177,14 +177,11 @@ class PartScores:
     values: dict[str, dict[str, float]]  # accuracy or RMSE, by method and part
 
 
-def score(
-    predictions: Predictions, *, unbounded: Mapping[str, np.ndarray] | None = None
-) -> dict[str, dict[str, float]]:
+def score(predictions: Predictions) -> dict[str, dict[str, float]]:
     """Compute one number per method and column, over all tested rows of all repeats.
 
     The calibration error is the mean gap between confidence and accuracy in at most 15 bins of equally many
-    rows, at least 20, averaged over repeats. For regression, ``unbounded`` are predictions before they were
-    clipped; ``"clipped"`` is the share that clipping changed.
+    rows, at least 20, averaged over repeats.
     """
     scores: dict[str, dict[str, float]] = {}
     parts = score_parts(predictions)
@@ -211,9 +208,6 @@ def score(
             f"worst_{predictions.part_kind}_rmse": max(values),
             "mae": mean["absolute"],
         }
-        if unbounded is not None and method in unbounded:
-            changed = predictions.values[method] != unbounded[method]
-            scores[method]["clipped"] = float(changed[predictions.tested].mean())
     return scores
 
 

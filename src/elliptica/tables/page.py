@@ -119,12 +119,11 @@ def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
 
 def range_words(comparison: Comparison) -> list[str]:
     """Report the largest share of a network's predictions that were clipped."""
-    shares = {m: values.get("clipped", 0.0) for m, values in comparison.scores.items()}
-    most = max(shares, key=lambda method: shares[method])
-    text = (
-        f"{100 * shares[most]:.1f} % of the test predictions of {name_of(most)}, the most of all networks, "
-    )
-    return [f"{text}were clipped to the range of the training targets."] if shares[most] else []
+    counts = {m: sum(record.clipped for record in comparison.of(m)) for m in comparison.methods}
+    most = max(counts, key=lambda method: counts[method])
+    share = counts[most] / sum(len(record.predicted) for record in comparison.of(most))
+    text = f"{100 * share:.1f} % of the test predictions of {name_of(most)}, the most of all networks, were "
+    return [f"{text}clipped to the range of the training targets."] if share else []
 
 
 def describe_model(comparison: Comparison) -> str:

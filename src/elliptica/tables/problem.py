@@ -185,7 +185,7 @@ def make_problem(
         inputs=inputs,
         goal=goal,
         columns=tuple(uses[name] for name in table.frame.columns if name != target),
-        groups=None if names is None else names.to_numpy(),
+        groups=None if names is None else names.to_numpy().astype(str),
         judged=None if names is None else _judged(names, is_test, notices),
         group_name=group,
         blocks=None if split_by is None else _blocks(_read_role(parts, split_by)),

@@ -165,7 +165,7 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
         target = np.searchsorted(np.quantile(target, (0.2, 0.4, 0.6, 0.8)), target)
     strata = np.unique(target, return_inverse=True)[1]
     if problem.groups is not None:
-        crossed = np.char.add(strata.astype(str), problem.groups[rows].astype(str))
+        crossed = np.char.add(strata.astype(str), problem.groups[rows])
         _, number, counts = np.unique(crossed, return_inverse=True, return_counts=True)
         strata = np.where(counts[number] < n_parts, strata, 1000 + number)
     blocks = problem.copies if problem.blocks is None else problem.blocks

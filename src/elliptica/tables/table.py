@@ -584,5 +584,4 @@ def read_inputs(columns: Sequence[Column], table: Table) -> pl.DataFrame:
     """Read the inputs of a table in the notation of training; raise if a column or a cell does not fit."""
     for column in columns:
         check_column(table, column.name, "input")
-    where = f"{table.name}: "
-    return pl.DataFrame([column.read(table.frame[column.name], where) for column in columns])
+    return pl.DataFrame([column.read(table.frame[column.name], f"{table.name}: ") for column in columns])

@@ -61,8 +61,7 @@ class Record:
     temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
     #: Predictions for the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``.
     predicted: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
-    #: Predicted numbers before they are clipped to the range of the training targets; empty for classes.
-    unbounded: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    clipped: int = 0  # predicted numbers that were clipped to the range of the training targets
     error: str = ""  # why the method failed
     lost: int = 0  # networks that diverged and are left out
 
@@ -79,15 +78,15 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to values that JSON can store, without the predictions."""
-        content = asdict(replace(self, predicted=np.empty(0), unbounded=np.empty(0)))
-        del content["predicted"], content["unbounded"]
+        content = asdict(replace(self, predicted=np.empty(0)))
+        del content["predicted"]
         return content
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray, unbounded: np.ndarray) -> Record:
+    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray) -> Record:
         """Restore a record."""
         trials = tuple(Trial(**trial) for trial in content["trials"])
-        return cls(**{**content, "trials": trials}, predicted=predicted, unbounded=unbounded)
+        return cls(**{**content, "trials": trials}, predicted=predicted)
 
 
 @dataclass(frozen=True)
@@ -419,14 +418,13 @@ class _Trainer:
                     held = predict_model(self.problem, model, rows.x[rows.stop])
                 temperature = _temperature(held, rows.y[rows.fold.validation])
             predicted = predict_model(self.problem, model, rows.x[rows.fold.test])
-            free = np.empty(0) if self.problem.classes else predicted
+            free = predicted
             if getattr(model, "bounded", False):
-                model = copy.copy(model)
-                model.bounded = False
+                model = copy.copy(model).set_params(bounded=False)
                 free = predict_model(self.problem, model, rows.x[rows.fold.test])
             tested[candidate[:2]] = {
                 "predicted": predicted,
-                "unbounded": free,
+                "clipped": int((predicted != free).sum()),
                 "temperature": temperature,
                 "length": length_of(model),
                 "lost": lost,
