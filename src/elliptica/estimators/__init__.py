@@ -1,6 +1,6 @@
 """Elliptic training for tables with scikit-learn's interface: estimators, preprocessing, files, sampling."""
 
-from elliptica._utils.extras import missing_package as _missing_package
+from elliptica._utils import extras as _extras
 
 try:
     from elliptica.estimators.classifier import EllipticClassifier as EllipticClassifier
@@ -11,4 +11,4 @@ try:
     from elliptica.estimators.preprocess import TablePreprocessor as TablePreprocessor
     from elliptica.estimators.regressor import EllipticRegressor as EllipticRegressor
 except ModuleNotFoundError as error:
-    raise _missing_package("elliptica.estimators", "tables", error.name) from error
+    raise _extras.missing_package("elliptica.estimators", "tables", error.name) from error
