@@ -94,7 +94,8 @@ def weighted_losses(model, row_loss, paths, *, weighting=None, xi=1.0, quadratur
         share = {p: over_time[p[2]] / (n * n_bridges) for p in losses}
         mean = sum(share[p] * size[p].item() for p in losses)
         spread = sum(share[p] * (size[p].item() - mean) ** 2 for p in losses)
-        std = (spread * len(losses) / (len(losses) - 1)) ** 0.5
+        count = sum(share[p] > 0 for p in losses)
+        std = (spread * count / (count - 1)) ** 0.5
         raw = {p: math.exp(xi * (size[p].item() - mean) / std) for p in losses}
         total = sum(share[p] * raw[p] for p in losses)
         return {p: losses[p] * raw[p] / total for p in losses}
