@@ -542,6 +542,7 @@ def test_presets_of_all_tables_of_the_paper():
     assert "no2" in command("list", "table3")
 
 
+@pytest.mark.slow
 def test_figures_of_the_paper(tmp_path):
     command("demo", "--steps", 5, "--seeds", 1, "--out", tmp_path)
     assert list(tmp_path.iterdir())

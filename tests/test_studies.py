@@ -212,6 +212,7 @@ def test_left_out_classes_are_gone_and_scaling_uses_training_rows():
     assert float(found.train.x.var(0).mean()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_paired_differences_of_the_page_are_those_of_scipy():
     runs = uncertainty.Runs(uncertainty.STUDY.read())
     for (method, measure, control, data), (_, p, adjusted) in list(uncertainty.differences(runs).items())[

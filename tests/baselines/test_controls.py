@@ -67,6 +67,7 @@ def test_noise_has_its_law(generator):
             laws.assert_distribution(sample, wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("given", [True, False])
 def test_green_noise_has_the_variance_of_the_bridge(given, generator):

@@ -237,6 +237,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_an_interruption_does_not_wait_for_threads_that_compute():
     """They are inside torch, and would abort the process when Python exits."""
     done = run_python(

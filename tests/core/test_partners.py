@@ -332,6 +332,7 @@ def check_by_distance(counts, law, y, rows):
             assert_frequencies([counts[row][g].sum() for g in order], [law[row][g].sum() for g in order])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_label_kernel_by_rejection_has_the_same_law(generator):
     """Above 128 rows, without an n x n matrix: rows in the middle, tied, at the edge, and far from all."""

@@ -243,6 +243,7 @@ def frames(draw):
     return rows(n, ["a", "b", "c,d"]), rows(5, ["a", "b", "never seen"]), rng.normal(size=n)
 
 
+@pytest.mark.slow
 @examples(15)
 @given(frames(), st.randoms(use_true_random=False))
 def test_gaps_and_unseen_words_are_predicted_row_by_row(made, draws):

@@ -118,6 +118,7 @@ def test_the_bias_is_at_most_the_range_of_the_values(generator):
     assert 0 < float(found.bias) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_walks_that_follow_a_strong_drift_alone_do_not_cover(generator):
     """Teeth: the spread of such walks misses the few against the wind, which determine the value."""

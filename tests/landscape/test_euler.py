@@ -134,6 +134,7 @@ def test_the_shift_of_a_matrix_is_along_the_normal(generator):
     assert abs(float(times[0].exit_time - times[1].exit_time)) < 4.5 * noise
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_reflecting_wall(generator):
     # between the wall at 0 and the ball that begins at 0.15: E tau = 0.15^2 - x^2

@@ -347,6 +347,7 @@ def test_only_the_model_is_saved_and_the_module_moves_as_one(generator):
     assert objective.bfloat16()(generator=generator).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_compiled_objective_is_the_same(generator):
     x, y = moons_like(generator)
     objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)

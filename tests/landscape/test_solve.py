@@ -72,6 +72,7 @@ class Strip:
         return z.scatter(1, side, self.half * z.gather(1, side).sign())
 
 
+@pytest.mark.slow
 @quiet
 def test_auto(generator):
     def chosen(domain, at, value=zero, **options):

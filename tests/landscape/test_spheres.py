@@ -247,6 +247,7 @@ def test_sources(generator, dim):
         assert_estimates(outcome(square), (1 - 0.5**4) / (2 * (dim + 2)) * 0.85)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("dim", [1, 2, 3, 6])
 def test_absorption(generator, dim):
@@ -280,6 +281,7 @@ def test_gamblers_ruin(generator, mode):
             assert_estimates(outcome(biased, lambda z: (z[:, 0] > 0.5).double()), 0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("mode", ["weight", "sample"])
 @pytest.mark.parametrize("dim", [1, 2, 3])

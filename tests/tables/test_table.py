@@ -339,6 +339,7 @@ MESSY = {
 }
 
 
+@pytest.mark.slow
 def test_another_table_is_read_alike(tmp_path):
     """From a frame, from CSV, row by row, and after a trip through JSON: the same inputs."""
     frame = rows(**MESSY)

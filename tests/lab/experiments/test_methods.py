@@ -99,6 +99,7 @@ def test_fish_without_a_way_to_go_stays_where_it_is(groups, tmp_path):
     assert len(set(do_run(run, Options(tmp_path)).curves["validation"])) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
