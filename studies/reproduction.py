@@ -1,205 +1,145 @@
-"""Write the tables of ``docs/reproduction.md`` from the committed records; nothing is trained.
+"""Fill ``docs/reproduction.md`` and ``results/tables/README.md`` from the committed records; trains nothing.
 
-::
+Only records of the current random draws give numbers. A row of the first page has the command of its runs;
+both verdicts follow from their records. What stands behind "Earlier run:" stays until there are any::
 
-    elliptica run table3 --out results/tables          # trains what is not recorded
-    python studies/reproduction.py                     # rewrites the page
+    elliptica run table3 --out results/tables          # trains what is not recorded with these draws
+    python studies/reproduction.py                     # rewrites the pages
 """
 
 from __future__ import annotations
 
+import shlex
 import statistics
-from functools import partial
 
 from scipy import stats
+from typer.main import get_command
 
-from common import ROOT, fill, table
+from common import ROOT, fill
+from elliptica.cli import app
+from elliptica.cli.experiments import make_choice
 from elliptica.lab.experiments import table as tables
-from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.records import read_records, records_of
-from elliptica.lab.experiments.specification import load_specification
+from elliptica.lab.experiments.choice import Choice, Place, describe, group_records, known_tables, read_folder
+from elliptica.lab.experiments.page import commands
+from elliptica.lab.experiments.records import DRAWS, Record, read_records
+from elliptica.lab.experiments.specification import Specification
 
 RECORDS = ROOT / "results" / "tables"
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGE, NUMBERS = ROOT / "docs" / "reproduction.md", RECORDS / "README.md"
 
 #: Repetitions behind the paper's means and deviations, as it says.
 PAPER_SEEDS = {"table1": 5, "table2": 5, "table4": 3}
 DEFAULT_PAPER_SEEDS = 10
-AGREES, DIFFERS = "✓", "✗"
 
 
-SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
-HIDDEN = "elliptic hidden kernel"
-NOISES = ["noise as green", "noise"]
-THREE = ["erm", "c-mixup", "marginal"]
-REGRESSION = ["erm", "mixup", "c-mixup", "elliptic", "marginal"]
-NEWER = ["ada", "erm as ada", "foma", "foma as released", "erm as foma"]
-PARTS = ["one path", "one path kernel", "one path hidden", "one path hidden kernel"]
-PARTS += ["one line hidden kernel", "mixup hidden"]
-SCALED = ["erm", "c-mixup", "elliptic", "marginal", HIDDEN, *NEWER]
-WEIGHTED = ["gradient_norm", "gradient_softmax", "girsanov", "released"]  # "multiplicative" is to be rerun
-VARIANTS = ["none", *(f"{name} {xi}" for name in WEIGHTED for xi in (0.1, 1, 10))]
-NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
-LINEAR, TWO_LAYERS = ["waterbirds-features"], ["waterbirds-features-mlp"]
+def parse(command: str) -> Choice:
+    """The runs of a command as it is printed: elliptica run TABLE OPTIONS."""
+    given = get_command(app).commands["run"].make_context("run", shlex.split(command)[2:]).params
+    names = ("table", "dataset", "methods", "seeds", "epochs", "precision", "match", "tuned", "select")
+    return make_choice(*(None if given[name] == () else given[name] for name in names))
 
 
-#: Runs with the settings that were chosen on validation, or with the evaluations of ordinary training.
-tuned, matched = partial(Choice, tuned=True), partial(Choice, match_evaluations=True)
-
-#: Tables of the page, by the mark between which they stand: which runs each shows.
-SHOWN = {
-    "table1": matched("table1", ["cifar10-batch1"], seeds=3),
-    "table3": Choice("table3", ["airfoil", "no2"], [*REGRESSION, HIDDEN]),
-    "table3-parts": Choice("table3", ["airfoil"], ["erm", "mixup", *PARTS], seeds=5),
-    "table3-newer": Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5),
-    "table3-scaled": Choice("table3", ["airfoil-scaled", "no2-scaled"], SCALED, seeds=5),
-    "table3-scaled-parts": Choice("table3", ["airfoil-scaled"], ["erm", *PARTS[2:]], seeds=5),
-    "table3-all": Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5),
-    "table5-skillcraft": Choice("table5", ["skillcraft"], [*REGRESSION, "green", *NEWER[:2]]),
-    "table5-crime": Choice("table5", ["crime"], [*REGRESSION, "green", *NEWER]),
-    "table5-order": Choice("table5", ["skillcraft-in-order", "crime-in-order"], ["erm", "c-mixup"]),
-    "table5-train": Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5),
-    "table5-rcf": Choice("table5", ["rcf_mnist-features"], [*REGRESSION, "green", *NOISES]),
-    "table6": Choice("table6", ["breastmnist"]),
-    "table6-small": Choice("table6", SMALL, seeds=3),
-    "table9": Choice("table9", ["breastmnist"]),
-    "table10": Choice("table10", ["breastmnist"], ["elliptic", "elliptic by distance"]),
-    "weighting-validation": Choice("weighting", methods=VARIANTS),
-    "weighting": Choice("weighting", methods=VARIANTS),
-    "table4": tuned("table4", LINEAR),
-    "table4-mlp": tuned("table4", TWO_LAYERS),
-    "table11": tuned("table11", LINEAR),
-    "table11-mlp": tuned("table11", TWO_LAYERS),
-    "table7": Choice("table7", LINEAR + TWO_LAYERS),
-    "table8": Choice("table8", NOISE),
-    "parts": matched("parts", LINEAR),
-    "parts-breast": matched("parts", ["breastmnist"]),
-    "parts-regression": matched("parts-regression"),
-    "shift": Choice("shift"),
-}
-
-#: Blocks that other studies make from their records: the page, and what stands before and after the block.
-QUOTED = {
-    "controls": ("regression_controls", "### skillcraft\n", "\n### "),
-    "uncertainty": ("uncertainty", "**In short.**", "**Seeds recorded"),
-    "breast-protocols": ("breast_protocols", "<!-- matrix: begin -->", "<!-- matrix: end -->"),
-    "breast-near": ("breast_protocols", "<!-- near: begin -->", "<!-- near: end -->"),
-}
-
-#: Why data sets of the paper were not run, by table.
-NOT_RUN = {
-    "table1": "200 epochs of these networks need an accelerator",
-    "table2": "200 epochs of these networks need an accelerator; nine tenths of the classes were not fetched",
-    "table4": "fine-tuning ResNet-50 and DenseNet-121 needs an accelerator; the photographs were not fetched",
-    "table5": "fine-tuning ResNet-18 needs an accelerator",
-    "table6": "the images were not fetched",
-    "table7": "as Table 4",
-    "table8": "as Table 4",
-    "table9": "as Table 6",
-    "table10": "as Table 6",
-    "table11": "as Table 4",
-}
-
-
-def agrees(ours: tables.Cell, paper_seeds: int) -> bool:
+def agrees(ours: tables.Cell, name: str) -> bool:
     """Whether our mean agrees with the paper's: Welch's test at 5 %."""
     assert ours.paper is not None
-    theirs = (*ours.paper, paper_seeds)
+    theirs = (*ours.paper, PAPER_SEEDS.get(name, DEFAULT_PAPER_SEEDS))
     test = stats.ttest_ind_from_stats(ours.mean, ours.std, len(ours.values), *theirs, equal_var=False)
     return bool(test.pvalue >= 0.05)
 
 
-def collect(choice: Choice, part: tables.Part = "test") -> tables.Table:
-    """Make the table from the records."""
-    wanted, specification = choice.runs(RECORDS), load_specification(choice.table)
-    records = read_records(RECORDS, wanted)
-    return tables.make_table(choice.table, specification, wanted, records, part, all_draws=True)
+def fate(is_gain: bool, gaps: list[tuple[float, float, float]]) -> str:
+    """What becomes of a claim: from gains, half widths of their 95 % intervals, and the paper's gains.
+
+    A claim to be level holds unless a gain is below zero. A claimed gain holds if all are above zero, does
+    not hold if one is below the paper's, and is open otherwise.
+    """
+    if not is_gain:
+        return "does not hold" if any(gain + width < 0 for gain, width, _ in gaps) else "holds"
+    if all(gain - width > 0 for gain, width, _ in gaps):
+        return "holds"
+    return "does not hold" if any(gain + width < paper for gain, width, paper in gaps) else "open"
 
 
-def render(choice: Choice, part: tables.Part) -> str:
-    """The table as Markdown; each value of the paper says whether ours agrees with it."""
-    found = collect(choice, part)
-    paper_seeds = PAPER_SEEDS.get(found.name, DEFAULT_PAPER_SEEDS)
-    several = len({dataset for dataset, _ in found.heads}) > 1
+def judge(choice: Choice, says: str, number: str, claim: str) -> tuple[str, str]:
+    """Number and claim of the last row of a choice, beside its other rows.
 
-    def mark(cell: tables.Cell) -> str:
-        if cell.paper is None or not cell.paper[1] or len(cell.values) < 2 or not cell.std:
-            return ""
-        return f" {AGREES if agrees(cell, paper_seeds) else DIFFERS}"
+    Where the paper has no value the runs stand in for others: ``number`` stays, and the claim is open.
+    """
+    wanted, name = choice.runs(RECORDS), choice.name
+    found = tables.make_table(name, choice.specification, wanted, read_records(RECORDS, wanted))
+    column = choice.specification.select
+    cells = {row: found.cells[row, found.heads[0][0], column] for row in found.rows}
+    is_done = {row: len(cell.values) * len(cells) == len(wanted) for row, cell in cells.items()}
+    *others, ours = cells
+    papers = [head for head in found.heads if found.cells[ours, *head].paper]
 
-    names = {"title": lambda head: " ".join(head) if several else head[1], "agreement": mark}
-    lines = tables.markdown_lines(tables.grid(found, tables.markdown_text, **names))
-    notes = [note for note in found.notes if note not in (tables.RULE, tables.SPREAD, tables.OLD)]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+    def shown(head: tables.Head, is_paper: bool = False) -> str:
+        return " ± ".join(filter(None, tables.cell_texts(found, ours, head, is_paper)[:2]))
 
-
-def paired_gaps(dataset: str, row: str, others: list[str]) -> str:
-    """Mean differences of a row from others on the same seeds, with standard errors."""
-    found = collect(Choice("table3", [dataset], [row, *others], seeds=5))
-    ours, parts = found.cells[(row, dataset, "average")].values, []
-    mark = f" {tables.DAGGER}" * any(cell.is_old for cell in found.cells.values())
-    for other in others:
-        values = found.cells[(other, dataset, "average")].values
-        gaps = [ours[seed] - values[seed] for seed in sorted(ours.keys() & values.keys())]
-        error = statistics.stdev(gaps) / len(gaps) ** 0.5
-        parts.append(f"{other} {statistics.mean(gaps):+.2f} ± {error:.2f}")
-    return "; ".join(parts) + f".{mark}"
-
-
-def draws() -> str:
-    """Which rows the commands repeat to the last digit, and which only in distribution."""
-    shown = map(collect, SHOWN.values())
-    cells = [(t.name, *place[:2], c.is_old) for t in shown for place, c in t.cells.items() if c.values]
-
-    def listed(is_old: bool) -> str:
-        by_table: dict[str, dict[str, None]] = {}
-        for name, row, dataset, _ in (cell for cell in cells if cell[-1] == is_old):
-            is_whole = not any(c[0] == name and c[2] == dataset and c[-1] != is_old for c in cells)
-            by_table.setdefault(name, {})[dataset if is_whole else f"{dataset} {row}"] = None
-        return "; ".join(f"`{name}` ({', '.join(names)})" for name, names in by_table.items()) or "none"
-
-    earlier = f"Earlier random draws ({tables.DAGGER}), a new run agrees in distribution only"
-    current = "Current random draws, every digit comes out again"
-    return f"- {current}: {listed(False)}.\n- {earlier}: {listed(True)}."
-
-
-def not_run() -> str:
-    """The paper's values for elliptic training on data that were not run, and why."""
-    lines = []
-    for name, reason in NOT_RUN.items():
-        specification = load_specification(name)
-        recorded = {record.run.dataset for record in records_of(RECORDS, name).read()}
-        for dataset, spec in specification.datasets.items():
-            rows = [row for row in spec.paper if "elliptic" in row] or list(spec.paper)
-            for row in rows if dataset not in recorded else []:
-                cells = spec.paper[row].items()
-                values = ", ".join(f"{c} {v.mean:g}" + (f" ± {v.std:g}" if v.std else "") for c, v in cells)
-                lines.append([specification.paper, dataset, row, values, reason])
-    return "\n".join(table(["table", "data", "row", "paper", "because"], lines, "lllll"))
-
-
-def quote(study: str, begin: str, end: str) -> str:
-    """A block of another study's page."""
-    text = (ROOT / "results" / study / "README.md").read_text(encoding="utf-8")
-    return text.partition(begin)[2].partition(end)[0].strip()
-
-
-def two_moons() -> str:
-    """Three of the variants of two moons: the demo's, the one that closes the region, and fewer steps."""
-    lines = quote("two_moons", "<!-- tables: begin -->", "<!-- tables: end -->").splitlines()
-    wanted = ("| variant", "|---", "| `half-disc`", "| `tube`", "| `short`")
-    return "\n".join(line for line in lines if line.startswith(wanted))
+    if papers:
+        texts = [f"{head[1]} {shown(head)} (paper {shown(head, True)})" for head in papers]
+        is_close = all(is_done[ours] and agrees(found.cells[ours, *head], name) for head in papers)
+        number = f"**{'agrees' if is_close else 'differs'}**: {', '.join(texts)}"
+        number = number if is_done[ours] else "**not run**: to be run again"
+    if not all(is_done.values()):
+        earlier = claim.partition("Earlier run: ")[2] or claim.split("**")[1]
+        return number, f"**open**: to be run again. Earlier run: {earlier}"
+    texts, gaps, digits = [], [], found.decimals[found.heads[0][0]]
+    sign = 1 if choice.specification.metric == "accuracy" else -1
+    for row in others:
+        differences = [cells[ours].values[seed] - cells[row].values[seed] for seed in cells[ours].values]
+        mean, error = statistics.mean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+        texts.append(f"{mean:+.{digits}f} (s.e. {error:.{digits}f}) against {row}")
+        if (mine := cells[ours].paper) and (theirs := cells[row].paper):
+            width = float(stats.t.ppf(0.975, len(differences) - 1)) * error
+            gaps.append((sign * mean, width, sign * (mine[0] - theirs[0])))
+    if not papers:
+        texts = [f"instead {column} {shown((found.heads[0][0], column))}", *texts]
+    return number, f"**{fate('better' in says, gaps) if papers else 'open'}**: {', '.join(texts)}"
 
 
 def page() -> str:
-    """The page with its tables made anew from the records."""
-    blocks = {mark: render(c, "validation" if "validation" in mark else "test") for mark, c in SHOWN.items()}
-    blocks |= {mark: quote(*where) for mark, where in QUOTED.items()}
-    others = ["erm", "erm as ada", "erm as foma", "c-mixup", *PARTS[2:]]
-    gaps = paired_gaps("airfoil-scaled", HIDDEN, others)
-    blocks |= {"draws": draws(), "two-moons": two_moons(), "not-run": not_run(), "table3-scaled-paired": gaps}
-    return fill(PAGE, blocks, "\n\n")
+    """The page of verdicts; cells that follow from records are made anew."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for place, line in enumerate(lines):
+        cells = line.strip("| ").split(" | ")
+        if len(cells) == 5 and cells[-1].startswith("`elliptica run"):
+            cells[2:4] = judge(parse(cells[-1].strip("`")), *cells[1:4])
+            lines[place] = f"| {' | '.join(cells)} |"
+    return "\n".join([*lines, ""])
+
+
+def section(place: Place, members: list[Record], specification: Specification) -> str:
+    """The table of a data set with the commands that repeat it; of earlier draws the commands alone."""
+    name, dataset, variant = place
+    title = f"{name.replace('table', 'Table ')}: {dataset}" + (f" ({describe(variant)})" if variant else "")
+    words = ["elliptica", "run", name, "--out", "results/tables"]
+    lines = [f"`{line}`" for line in commands(place, members, words)]
+    if members[0].draws != DRAWS:
+        return f"- {title}: {', '.join(lines)}"
+    order = list(specification.methods)
+    members = sorted(members, key=lambda record: (order.index(record.run.row), record.run.seed))
+    found = tables.make_table(name, specification, [record.run for record in members], members)
+
+    def mark(cell: tables.Cell) -> str:
+        is_known = cell.paper is not None and cell.paper[1] and len(cell.values) > 1
+        return "" if not is_known else " ✓" if agrees(cell, name) else " ✗"
+
+    grid = tables.grid(found, tables.markdown_text, title=lambda head: head[1], agreement=mark)
+    notes = [note for note in found.notes if note not in (tables.RULE, tables.SPREAD)]
+    below = [f"- {text}" for text in (*notes, *lines)]
+    return "\n".join([f"## {title}", "", *tables.markdown_lines(grid), "", *below, ""])
+
+
+def numbers() -> str:
+    """The page of all tables, and the commands of those that are to be run again."""
+    records, known, blocks = read_folder(RECORDS), known_tables(), {}
+    for mark, is_current in (("tables", True), ("again", False)):
+        groups = group_records([r for r in records if (r.draws == DRAWS) == is_current], RECORDS, known)
+        blocks[mark] = "\n".join(section(p, rs, known[p[0]]) for p, rs in groups.items()).strip()
+    return fill(NUMBERS, blocks, "\n\n")
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    NUMBERS.write_text(numbers(), encoding="utf-8")

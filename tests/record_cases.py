@@ -1,11 +1,5 @@
-"""Records for tests of tables and pages, and the runs that a command asks for."""
+"""Records for tests of tables and pages."""
 
-import shlex
-
-from typer.main import get_command
-
-from elliptica.cli import app
-from elliptica.cli.experiments import make_choice
 from elliptica.lab.experiments.records import DRAWS, Record, records_of
 from elliptica.lab.experiments.specification import Run
 
@@ -40,12 +34,3 @@ def make_record(row, seed, average, *, run=None, **more):
         "versions": {"elliptica": "0.1.0"},
     }
     return Record.model_validate({**content, **more})
-
-
-def runs_of(command, out):
-    """The runs of a command as it is printed: elliptica run TABLE OPTIONS."""
-    program, _, *words = shlex.split(command)
-    assert program.endswith("elliptica"), command
-    given = get_command(app).commands["run"].make_context("run", words).params
-    names = ("table", "dataset", "methods", "seeds", "epochs", "precision", "match", "tuned", "select")
-    return make_choice(*(None if given[name] == () else given[name] for name in names)).runs(out)

@@ -9,7 +9,8 @@ from elliptica.cli import app
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.page import runs_page
 from elliptica.lab.experiments.records import DRAWS, Records, write_lines
-from record_cases import make_record, runs_of, write_records
+from record_cases import make_record, write_records
+from reproduction import parse
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -67,7 +68,7 @@ def test_the_printed_commands_give_the_runs_of_the_page(tmp_path, changed):
     (section,) = runs_page(tmp_path, tables=[choice.table], plugins=["code.py"]).sections
     commands = [text for text in section.paragraphs if text.startswith("elliptica run")]
     assert all("--plugin code.py" in command for command in commands)
-    printed = [run for command in commands for run in runs_of(command, tmp_path)]
+    printed = [run for command in commands for run in parse(command).runs(tmp_path)]
     assert sorted(run.model_dump_json() for run in printed) == sorted(run.model_dump_json() for run in done)
 
 

@@ -81,14 +81,14 @@ def _study(
     judged = [measure for measure in measures if measure.name in (first, "average", "worst")]
     reference = "erm" if values[first].get("erm") else rows[0]
     verdict = judge_seeds(values, judged, rows, reference, RESPLIT.get(str(run.load.get("name")), 0.0))
-    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, *_commands(place, members, words)]
+    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, *commands(place, members, words)]
     grid, bold = _grid(test, members, dataset, measures)
     heading = f"{specification.title}: {dataset}" + (f" ({describe(variant)})" if variant != () else "")
     drawn = _charts(members, verdict, judged, values[first])
     return verdict, Section(heading, [t for t in text if t], grid, bold=bold, charts=drawn)
 
 
-def _commands(place: Place, members: Sequence[Record], words: Sequence[str]) -> list[str]:
+def commands(place: Place, members: Sequence[Record], words: Sequence[str]) -> list[str]:
     """Return the commands that repeat the runs, one for each number of seeds."""
     _, dataset, variant = place
     if variant is None:
