@@ -220,3 +220,38 @@ def test_kinds_may_be_given(frame):
             TablePreprocessor(kinds=kinds).fit(data)
     with pytest.raises(ValueError, match="scale"):
         TablePreprocessor(scale="log").fit(data)
+
+
+@FRAMES
+def test_native_codes_keep_gaps_and_leave_numbers_alone(frame):
+    data = frame(mixed())
+    table = TablePreprocessor(native=True, scale="robust").fit(data)
+    columns = columns_of(table, data)
+    nan = pytest.approx(np.nan, nan_ok=True)
+    assert columns["age"] == [20, nan, 40, 70]
+    assert columns["town"] == [0, 1, nan, 0]
+    far = frame({**mixed(), "age": [1e9] * 4, "town": ["Bonn", "never seen", None, "Ulm"]})
+    assert columns_of(table, far)["age"] == [1e9] * 4
+    assert columns_of(table, far)["town"] == [0, nan, nan, 1]
+    assert table.get_feature_names_out()[table.categorical_].tolist() == ["town"]
+    assert not TablePreprocessor().fit(data).categorical_.any()
+
+
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_more_codes_than_trees_take_become_target_means(n_classes):
+    """Shrunk towards the mean of all rows; those of a training row never contain its own target."""
+    rng = np.random.default_rng(0)
+    names = np.array([f"c{i}" for i in range(300)]).repeat(4)
+    y = rng.normal(size=1200) if n_classes == 0 else rng.integers(n_classes, size=1200)
+    frame, table = pl.DataFrame({"c": names}), TablePreprocessor(native=True)
+    fitted = table.fit_transform(frame, y)
+    assert fitted.shape[1] == (n_classes if n_classes > 2 else 1)
+    assert not table.categorical_.any()
+    targets = y[:, None] if n_classes < 3 else y[:, None] == np.arange(n_classes)
+    means = targets.reshape(300, 4, -1).sum(1) / 14 + targets.mean(0) * 10 / 14
+    np.testing.assert_allclose(table.transform(frame)[::4], means)
+    np.testing.assert_allclose(table.transform(pl.DataFrame({"c": ["new"]}))[0], targets.mean(0))
+    residual = targets - targets.mean(0)  # pure noise: its own target would correlate with the mean
+    assert abs(np.corrcoef(residual[:, 0], table.transform(frame)[:, 0])[0, 1]) > 0.3
+    assert abs(np.corrcoef(residual[:, 0], fitted[:, 0])[0, 1]) < 0.1
+    assert TablePreprocessor(native=True).fit_transform(frame).max() == 254  # without targets

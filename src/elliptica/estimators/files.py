@@ -30,12 +30,19 @@ _TRUSTED = {
     "elliptica.core.weighting": ["Girsanov", "GradientNorm", "GradientSoftmax", "Multiplicative"],
     "elliptica.estimators.classifier": ["EllipticClassifier"],
     "elliptica.estimators.regressor": ["EllipticRegressor"],
-    "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
+    "elliptica.estimators.preprocess": [
+        "Bounds",
+        "Categories",
+        "Dates",
+        "TablePreprocessor",
+        "TextDirections",
+    ],
     "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
     f"{_HGB}.predictor": ["TreePredictor"],
     "sklearn._loss.link": ["IdentityLink", "Interval", "LogitLink", "MultinomialLogit"],
     "sklearn._loss.loss": ["HalfBinomialLoss", "HalfMultinomialLoss", "HalfSquaredError"],
+    "sklearn.model_selection._split": ["KFold"],
 }
 TRUSTED = [f"{module}.{name}" for module, names in _TRUSTED.items() for name in names]
 

@@ -13,8 +13,9 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
+from sklearn.model_selection import KFold
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, TargetEncoder
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
 
 from elliptica._utils import checks
@@ -29,6 +30,10 @@ _HEAVY, _BOUND = 10.0, 3.0
 _MARGIN = 2.0
 #: Maximum number of texts from which parts of words are learnt, and maximum number of parts.
 _MOST_TEXTS, _MOST_PARTS = 10_000, 4_000
+#: Largest number of codes that all boosted trees split by, and of classes whose frequencies are columns.
+_MOST_CODES, _MOST_CLASSES = 255, 20
+#: Mean targets of a category count as much as so many rows of the mean of all rows.
+_SHRINKAGE = 10.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -59,9 +64,14 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             the training rows (more than ten spreads from the median) are squashed smoothly into (-3, 3), and
             others are clipped at twice the training range beyond it.
         n_components: Number of output columns per column of free text.
+        native: Encode for trees that split by category and by gaps: categories are codes from 0 (NaN for gaps
+            and categories that training never saw), and numbers are unchanged (NaN for gaps). More than 255
+            categories become target means.
 
     Attributes:
         kinds_: Kind of each column.
+        kinds_out_: Kind of each output column; target means are numbers.
+        categorical_: Whether each output column holds codes; only if ``native``.
 
     Example:
         >>> frame = pl.DataFrame({"age": [20, None, 40], "town": ["A", "B", "A"]})
@@ -79,9 +89,18 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     kinds: Mapping[str, Kind] | None = None
     scale: Literal["standard", "robust"] = "standard"
     n_components: int = 10
+    native: bool = False
 
     def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
-        """Learn kinds of columns, medians, categories, scales and parts of words; ``y`` is ignored."""
+        """Learn kinds of columns, medians, categories, scales, parts of words and target means.
+
+        ``y``: Targets. Floats are numbers, all else are classes; without it there are no target means.
+        """
+        self.fit_transform(X, y)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+        """Learn, and return the training rows; the target means of a row are those of other rows."""
         columns = list(self._columns(X, reset=True))
         kinds = dict(self.kinds or {})
         if unknown := set(kinds) - {column.name for column in columns}:
@@ -90,10 +109,21 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             checks.choice("kinds", kind, get_args(Kind))
         checks.choice("scale", self.scale, ("standard", "robust"))
         self.kinds_: list[Kind] = [kinds.get(column.name) or self._kind(column) for column in columns]
-        pairs = zip(self.kinds_, columns, strict=True)
-        self.encoders_ = [self._encoder(kind).fit(read_column(column, kind)) for kind, column in pairs]
+        self.encoders_ = [self._encoder(kind) for kind in self.kinds_]
         self.zones_ = [has_zone(column) for column in columns]
-        return self
+        self.kinds_out_: list[Kind] = []
+        numbers = []
+        for kind, column, encoder in zip(self.kinds_, columns, self.encoders_, strict=True):
+            part = encoder.fit_transform(read_column(column, kind), y)
+            n_codes = getattr(encoder, "n_codes_", part.shape[1])
+            self.kinds_out_ += [kind if j < n_codes else "number" for j in range(part.shape[1])]
+            numbers.append(part)
+        return np.hstack(numbers, dtype=np.float64)
+
+    @property
+    def categorical_(self) -> np.ndarray:
+        """Whether each output column holds codes."""
+        return np.asarray([self.native and kind == "category" for kind in self.kinds_out_], dtype=bool)
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the columns as numbers, in the order of ``X``; raise if they differ from training."""
@@ -120,7 +150,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         frame = {}
         for name, kind, zone, encoder in zip(names, self.kinds_, self.zones_, self.encoders_, strict=True):
-            known = encoder.categories_[0].tolist() if kind == "category" else []
+            known = encoder.values_ if kind == "category" else []
             column = pl.Series((values[kind] + known + [None] * 60)[:60], strict=False)
             frame[str(name)] = column.dt.replace_time_zone("UTC") if zone and kind == "date" else column
         return pl.DataFrame(frame)
@@ -154,16 +184,11 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _encoder(self, kind: Kind) -> Any:
         if kind == "number":
-            return _number_encoder(self.scale == "robust")
+            return Bounds(False) if self.native else _number_encoder(self.scale == "robust")
         if kind == "date":
             return Dates(self.scale == "robust")
         if kind == "category":
-            return OneHotEncoder(
-                min_frequency=self.min_frequency,
-                max_categories=self.max_categories,
-                handle_unknown="infrequent_if_exist",
-                sparse_output=False,
-            )
+            return Categories(self.min_frequency, self.max_categories, self.native)
         return TextDirections(self.n_components, self.min_frequency)
 
     def __sklearn_tags__(self) -> Any:
@@ -275,6 +300,66 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def get_feature_names_out(self, input_features: Any) -> Any:
         """Return the names unchanged."""
         return np.asarray(input_features, dtype=object)
+
+
+@dataclass(eq=False, repr=False)
+class Categories(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Encode categories as indicators, or as codes (``native``), and many of them by target means."""
+
+    min_frequency: int = 5
+    max_categories: int = 50
+    native: bool = False
+
+    def fit(self, X: np.ndarray, y: Any = None) -> Categories:
+        """Learn categories and target means."""
+        self.fit_transform(X, y)
+        return self
+
+    def fit_transform(self, X: np.ndarray, y: Any = None) -> np.ndarray:
+        """Learn, and return the training rows with target means of other rows (five parts)."""
+        self.values_ = sorted(set(X[:, 0]))
+        many = len(self.values_) > _MOST_CODES
+        target_type = _target_type(y) if self.native and many else None
+        self.codes_: Any = None
+        if not self.native:
+            self.codes_ = OneHotEncoder(
+                min_frequency=self.min_frequency,
+                max_categories=self.max_categories,
+                handle_unknown="infrequent_if_exist",
+                sparse_output=False,
+            ).fit(X)
+        elif target_type is None:
+            unknown: dict[str, Any] = {"handle_unknown": "use_encoded_value", "unknown_value": np.nan}
+            known = X[X[:, 0] != MISSING]
+            self.codes_ = OrdinalEncoder(max_categories=_MOST_CODES, **unknown).fit(
+                known if len(known) else X
+            )
+        codes = np.empty((len(X), 0)) if self.codes_ is None else self.codes_.transform(X)
+        self.n_codes_, self.means_ = codes.shape[1], None
+        if target_type is None:
+            return np.asarray(codes)
+        parts = KFold(5, shuffle=True, random_state=0)
+        self.means_ = TargetEncoder(target_type=target_type, smooth=_SHRINKAGE, cv=parts)
+        return np.hstack([codes, self.means_.fit_transform(X, y)])
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """Return indicators or codes, and target means."""
+        return np.hstack([encoder.transform(X) for encoder in (self.codes_, self.means_) if encoder])
+
+    def get_feature_names_out(self, input_features: Any) -> list[str]:
+        """Return the names of the columns."""
+        codes = [] if self.codes_ is None else self.codes_.get_feature_names_out(input_features)
+        names = [f"targetmean_{name}" for name in input_features]
+        return [*codes, *([] if self.means_ is None else self.means_.get_feature_names_out(names))]
+
+
+def _target_type(y: Any) -> str | None:
+    """Return scikit-learn's name of the kind of targets; None if no means are to be computed."""
+    y = np.asarray([] if y is None else y)
+    if y.ndim > 1 or y.dtype.kind == "f":
+        return "continuous" if y.ndim == 1 and len(y) else None
+    n_classes = len(np.unique(y))
+    return None if not 2 <= n_classes <= _MOST_CLASSES else "binary" if n_classes == 2 else "multiclass"
 
 
 @dataclass(eq=False, repr=False)
