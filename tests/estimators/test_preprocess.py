@@ -237,21 +237,25 @@ def test_native_codes_keep_gaps_and_leave_numbers_alone(frame):
     assert not TablePreprocessor().fit(data).categorical_.any()
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
-def test_more_codes_than_trees_take_become_target_means(n_classes):
+def test_many_categories_become_target_means(n_classes, native):
     """Shrunk towards the mean of all rows; those of a training row never contain its own target."""
     rng = np.random.default_rng(0)
     names = np.array([f"c{i}" for i in range(300)]).repeat(4)
     y = rng.normal(size=1200) if n_classes == 0 else rng.integers(n_classes, size=1200)
-    frame, table = pl.DataFrame({"c": names}), TablePreprocessor(native=True)
+    frame, table = pl.DataFrame({"c": names}), TablePreprocessor(native=native)
     fitted = table.fit_transform(frame, y)
     assert fitted.shape[1] == (n_classes if n_classes > 2 else 1)
     assert not table.categorical_.any()
     targets = y[:, None] if n_classes < 3 else y[:, None] == np.arange(n_classes)
-    means = targets.reshape(300, 4, -1).sum(1) / 14 + targets.mean(0) * 10 / 14
+    means = targets.reshape(300, 4, -1).sum(1) / 9 + targets.mean(0) * 5 / 9
     np.testing.assert_allclose(table.transform(frame)[::4], means)
     np.testing.assert_allclose(table.transform(pl.DataFrame({"c": ["new"]}))[0], targets.mean(0))
     residual = targets - targets.mean(0)  # pure noise: its own target would correlate with the mean
     assert abs(np.corrcoef(residual[:, 0], table.transform(frame)[:, 0])[0, 1]) > 0.3
     assert abs(np.corrcoef(residual[:, 0], fitted[:, 0])[0, 1]) < 0.1
-    assert TablePreprocessor(native=True).fit_transform(frame).max() == 254  # without targets
+    for targets in (None, range(1200)):  # no targets, or too many classes
+        merged = TablePreprocessor(native=native).fit_transform(frame, targets)
+        assert merged.shape == (1200, 1)
+        assert merged.max() == (254 if native else 1)

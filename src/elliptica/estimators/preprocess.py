@@ -30,10 +30,10 @@ _HEAVY, _BOUND = 10.0, 3.0
 _MARGIN = 2.0
 #: Maximum number of texts from which parts of words are learnt, and maximum number of parts.
 _MOST_TEXTS, _MOST_PARTS = 10_000, 4_000
-#: Largest number of codes that all boosted trees split by, and of classes whose frequencies are columns.
-_MOST_CODES, _MOST_CLASSES = 255, 20
+#: Largest number of codes that all boosted trees split by.
+_MOST_CODES = 255
 #: Mean targets of a category count as much as so many rows of the mean of all rows.
-_SHRINKAGE = 10.0
+_SHRINKAGE = 5.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -45,8 +45,9 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     - *Numbers*, booleans and durations (in days): gaps are filled with the median of the training rows. If a
       column had gaps in training, a column of 0 and 1 marks them.
     - *Categories* (strings and categories) become one column per category. Rare categories share one column
-      with categories that training never saw, and a gap is a category. Convert whole numbers that are codes
-      to strings first, or name them in ``kinds``.
+      with categories that training never saw, and a gap is a category. More than ``max_categories`` become
+      the mean target of their rows, shrunk towards that of all rows (a column per class beyond two). Convert
+      whole numbers that are codes to strings first, or name them in ``kinds``.
     - *Dates* become days since 1970, the year, and the season: month, day, day of the week and, if there are
       any, hour, each as a point on a circle (skrub's ``DatetimeEncoder``).
     - *Free text* (strings of three or more words on average, with more values than ``max_categories``)
@@ -57,7 +58,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     Args:
         min_frequency: Categories in fewer training rows are rare; 1 means that none is.
-        max_categories: Largest number of columns per category column, including the rare one.
+        max_categories: Largest number of columns per category column, including the rare one; with more
+            categories, and targets in `fit`, they become target means.
         kinds: ``"number"``, ``"category"``, ``"date"`` or ``"text"`` for some columns, by name; None decides
             by dtype.
         scale: ``"standard"`` leaves numbers unchanged. ``"robust"`` bounds them: numbers with a heavy tail in
@@ -109,15 +111,17 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             checks.choice("kinds", kind, get_args(Kind))
         checks.choice("scale", self.scale, ("standard", "robust"))
         self.kinds_: list[Kind] = [kinds.get(column.name) or self._kind(column) for column in columns]
-        self.encoders_ = [self._encoder(kind) for kind in self.kinds_]
+        self.encoders_ = []
         self.zones_ = [has_zone(column) for column in columns]
         self.kinds_out_: list[Kind] = []
         numbers = []
-        for kind, column, encoder in zip(self.kinds_, columns, self.encoders_, strict=True):
-            part = encoder.fit_transform(read_column(column, kind), y)
-            n_codes = getattr(encoder, "n_codes_", part.shape[1])
-            self.kinds_out_ += [kind if j < n_codes else "number" for j in range(part.shape[1])]
-            numbers.append(part)
+        for kind, column in zip(self.kinds_, columns, strict=True):
+            values = read_column(column, kind)
+            encoder = self._encoder(kind, values, y)
+            numbers.append(encoder.fit_transform(values, y))
+            self.encoders_.append(encoder)
+            kind_out: Kind = "number" if isinstance(encoder, TargetEncoder) else kind
+            self.kinds_out_ += [kind_out] * numbers[-1].shape[1]
         return np.hstack(numbers, dtype=np.float64)
 
     @property
@@ -150,7 +154,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
         frame = {}
         for name, kind, zone, encoder in zip(names, self.kinds_, self.zones_, self.encoders_, strict=True):
-            known = encoder.values_ if kind == "category" else []
+            known = encoder.categories_[0].tolist() if kind == "category" else []
             column = pl.Series((values[kind] + known + [None] * 60)[:60], strict=False)
             frame[str(name)] = column.dt.replace_time_zone("UTC") if zone and kind == "date" else column
         return pl.DataFrame(frame)
@@ -182,14 +186,38 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         is_text = dtype == pl.String and column.n_unique() > self.max_categories
         return "text" if is_text and is_free_text(column.drop_nulls().to_list()) else "category"
 
-    def _encoder(self, kind: Kind) -> Any:
+    def _encoder(self, kind: Kind, values: np.ndarray, y: Any) -> Any:
         if kind == "number":
             return Bounds(False) if self.native else _number_encoder(self.scale == "robust")
         if kind == "date":
             return Dates(self.scale == "robust")
         if kind == "category":
-            return Categories(self.min_frequency, self.max_categories, self.native)
+            return self._category_encoder(values, y)
         return TextDirections(self.n_components, self.min_frequency)
+
+    def _category_encoder(self, values: np.ndarray, y: Any) -> Any:
+        known = sorted(set(values[:, 0]) - {MISSING}) or [MISSING]
+        limit = _MOST_CODES if self.native else self.max_categories
+        if len(known) > limit and (target_type := self._target_type(y)) is not None:
+            parts = KFold(5, shuffle=True, random_state=0)
+            return TargetEncoder(target_type=target_type, smooth=_SHRINKAGE, cv=parts)
+        if self.native:
+            unknown: dict[str, Any] = {"handle_unknown": "use_encoded_value", "unknown_value": np.nan}
+            return OrdinalEncoder(categories=[known], max_categories=limit, **unknown)  # a gap is unknown
+        return OneHotEncoder(
+            min_frequency=self.min_frequency,
+            max_categories=limit,
+            handle_unknown="infrequent_if_exist",
+            sparse_output=False,
+        )
+
+    def _target_type(self, y: Any) -> str | None:
+        """Return scikit-learn's name of the kind of targets; None if their means make no columns."""
+        y = np.asarray([[]] if y is None else y)
+        if y.ndim > 1 or y.dtype.kind == "f":
+            return "continuous" if y.ndim == 1 else None
+        n_classes = len(np.unique(y))
+        return "binary" if n_classes == 2 else "multiclass" if 2 < n_classes <= self.max_categories else None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -300,66 +328,6 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def get_feature_names_out(self, input_features: Any) -> Any:
         """Return the names unchanged."""
         return np.asarray(input_features, dtype=object)
-
-
-@dataclass(eq=False, repr=False)
-class Categories(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Encode categories as indicators, or as codes (``native``), and many of them by target means."""
-
-    min_frequency: int = 5
-    max_categories: int = 50
-    native: bool = False
-
-    def fit(self, X: np.ndarray, y: Any = None) -> Categories:
-        """Learn categories and target means."""
-        self.fit_transform(X, y)
-        return self
-
-    def fit_transform(self, X: np.ndarray, y: Any = None) -> np.ndarray:
-        """Learn, and return the training rows with target means of other rows (five parts)."""
-        self.values_ = sorted(set(X[:, 0]))
-        many = len(self.values_) > _MOST_CODES
-        target_type = _target_type(y) if self.native and many else None
-        self.codes_: Any = None
-        if not self.native:
-            self.codes_ = OneHotEncoder(
-                min_frequency=self.min_frequency,
-                max_categories=self.max_categories,
-                handle_unknown="infrequent_if_exist",
-                sparse_output=False,
-            ).fit(X)
-        elif target_type is None:
-            unknown: dict[str, Any] = {"handle_unknown": "use_encoded_value", "unknown_value": np.nan}
-            known = X[X[:, 0] != MISSING]
-            self.codes_ = OrdinalEncoder(max_categories=_MOST_CODES, **unknown).fit(
-                known if len(known) else X
-            )
-        codes = np.empty((len(X), 0)) if self.codes_ is None else self.codes_.transform(X)
-        self.n_codes_, self.means_ = codes.shape[1], None
-        if target_type is None:
-            return np.asarray(codes)
-        parts = KFold(5, shuffle=True, random_state=0)
-        self.means_ = TargetEncoder(target_type=target_type, smooth=_SHRINKAGE, cv=parts)
-        return np.hstack([codes, self.means_.fit_transform(X, y)])
-
-    def transform(self, X: np.ndarray) -> np.ndarray:
-        """Return indicators or codes, and target means."""
-        return np.hstack([encoder.transform(X) for encoder in (self.codes_, self.means_) if encoder])
-
-    def get_feature_names_out(self, input_features: Any) -> list[str]:
-        """Return the names of the columns."""
-        codes = [] if self.codes_ is None else self.codes_.get_feature_names_out(input_features)
-        names = [f"targetmean_{name}" for name in input_features]
-        return [*codes, *([] if self.means_ is None else self.means_.get_feature_names_out(names))]
-
-
-def _target_type(y: Any) -> str | None:
-    """Return scikit-learn's name of the kind of targets; None if no means are to be computed."""
-    y = np.asarray([] if y is None else y)
-    if y.ndim > 1 or y.dtype.kind == "f":
-        return "continuous" if y.ndim == 1 and len(y) else None
-    n_classes = len(np.unique(y))
-    return None if not 2 <= n_classes <= _MOST_CLASSES else "binary" if n_classes == 2 else "multiclass"
 
 
 @dataclass(eq=False, repr=False)

@@ -201,7 +201,7 @@ LARGEST = 1e100
 
 _EXACT = 2**53  # floats hold all whole numbers below
 _MOST_SEEN = 1000  # categories that are kept to recognise new ones
-_RARE = 5  # `TablePreprocessor` joins categories in fewer rows, and all but the 50 most frequent
+_RARE = 5  # `TablePreprocessor` joins categories in fewer rows
 _ID_NAMES = {
     *("id", "ids", "uuid", "guid", "key", "identifier", "index", "rownames", "unnamed"),
     *("patient", "subject", "customer", "person", "user", "household"),
@@ -551,10 +551,9 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
 def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, str]:
     """Return what the table of columns says, and the option that would change it."""
     counts = values.value_counts()["count"]
-    n_frequent = int((counts >= _RARE).sum())
-    n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
     is_category, is_text = column.kind == "category", column.kind == "text"
-    n_values = len(counts) - (n_missing > 0)
+    n_values, n_rare = len(counts) - (n_missing > 0), int((counts < _RARE).sum())
+    is_many = is_category and n_values > MANY_TEXTS
     sign = column.prefix or column.suffix
     parts = {
         f"in {'percent' if sign == '%' else sign}": bool(sign),
@@ -563,7 +562,8 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         "written day/month": column.format.startswith("%d/%m"),
         "with a time zone": column.zone,
         f"{n_values:,} values": is_category,
-        f"the {n_rare:,} rarest as one": is_category and n_rare > 1,
+        "each as the mean target of its rows": is_many,
+        f"the {n_rare:,} rarest as one": is_category and n_rare > 1 and not is_many,
         "numbers read as codes": column.coded,
         f"free text, {n_values:,} distinct texts": is_text,
         "no part of which is frequent: it tells nothing": is_text
@@ -573,7 +573,7 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
     changes = {
         "number": column.coded,
         "category": re.fullmatch(_UNIT, column.suffix),
-        "text": is_category and n_rare > 1,
+        "text": is_many or (is_category and n_rare > 1),
         "id": is_text,
     }
     hint = next((_change(column.name, kind) for kind, may in changes.items() if may), "")
