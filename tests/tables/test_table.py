@@ -252,7 +252,9 @@ def test_time_zones_are_converted_to_utc():
         ("Unnamed: 0", [3 * i for i in range(N)], "id", "--as 'Unnamed: 0=number'"),
         ("customer_id", [i // 3 for i in range(N)], "id", "--as customer_id=number"),
         ("store_id", [i % 9 for i in range(N)], "category", "--as store_id=number"),
-        ("area", [i * i for i in range(N)], "number", ""),  # all differ, but nothing says that they name rows
+        ("area", [i * i for i in range(N)], "number", "--as area=id"),  # all differ: asked, but used
+        ("area", [i * i for i in range(N - 1)] + [0], "number", ""),
+        ("zip", [10_000 + i // 2 for i in range(N)], "number", "--as zip=category"),
         ("n", list(range(5, N + 5)), "id", "--as n=number"),
         ("n", [str(i) for i in range(N)], "id", "--as n=number"),
         ("tracking", [10**16 + 7919 * i for i in range(N)], "id", "--as tracking=number"),
@@ -291,6 +293,18 @@ def test_a_text_among_numbers_is_named():
     assert "'unknown'" in use.detail
     with pytest.raises(TableError, match="'age', row 100"):
         recognise(cells, as_="number")
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d.%m.%y", "%d %b %Y", "%m/%d/%Y %H:%M"])
+def test_a_text_among_dates_is_named(form):
+    """It was an identifier, because all cells differ; now it is named, also where it is read as dates."""
+    days = [datetime.datetime(2019, 11, 5, 8) + datetime.timedelta(days=i) for i in range(99)]
+    cells = pl.Series("day", [*(day.strftime(form) for day in days), "soon"])
+    use, column = recognise(cells)
+    assert (column.kind, use.hint) == ("text", "--as day=date")
+    assert "'soon'" in use.detail
+    with pytest.raises(TableError, match="'day', row 100"):
+        recognise(cells, as_="date")
 
 
 def test_categories_that_are_joined_are_counted():

@@ -6,7 +6,8 @@ The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
 2. *Number*: all cells are numbers in one notation (decimal sign, separator of thousands, the same currency
    sign, percent sign or unit in every cell). But whole numbers that count the rows, or have a name such as
    ``customer_id`` and more than 50 values, are an *identifier*; those with leading zeros, above 2^53, or with
-   a name such as ``zip`` and few values, are a *category*.
+   a name such as ``zip`` and few values, are a *category*. Others that all differ, or have such a name, are
+   numbers, with a hint.
 3. *Date*: all cells are dates in one format, with a time zone in every cell or in none.
 4. *Identifier*: texts that differ in at least 95 % of the rows, of fewer than three words on average.
 5. *Text*: more than 50 texts, of three words on average, or different in more than 20 % of the rows.
@@ -202,6 +203,8 @@ LARGEST = 1e100
 _EXACT = 2**53  # floats hold all whole numbers below
 _MOST_SEEN = 1000  # categories that are kept to recognise new ones
 _RARE = 5  # `TablePreprocessor` joins categories in fewer rows
+#: A remark about a column, and the kind that the user may want instead.
+Doubt = tuple[str, Override] | None
 _ID_NAMES = {
     *("id", "ids", "uuid", "guid", "key", "identifier", "index", "rownames", "unnamed"),
     *("patient", "subject", "customer", "person", "user", "household"),
@@ -452,17 +455,14 @@ def recognise(
         return ColumnUse(name, "id", "identifier, not used"), None
     if reason := _useless(known):
         return ColumnUse(name, "unused", reason), None
-    if as_ is None:
-        column, remark = _decide(known, comma)
-    else:
-        column, remark = _override(known, as_, comma), ""
+    column, doubt = (_override(known, as_, comma), None) if as_ else _decide(known, comma)
     if column is None:
         hint = _change(name, "number" if is_whole(known) else "category")
         return ColumnUse(name, "id", "identifier, not used", hint), None
     values = column.read(cells)
     detail, hint = _describe(column, values, known.null_count())
-    if remark:
-        detail, hint = f"{detail}; {remark}", _change(name, "number")
+    if doubt is not None:
+        detail, hint = "; ".join(filter(None, (detail, doubt[0]))), _change(name, doubt[1])
     return ColumnUse(name, column.kind, detail, "" if as_ else hint), column.trained(values)
 
 
@@ -478,20 +478,32 @@ def _useless(cells: pl.Series) -> str:
     return f"it is {cells[0]!r} in all rows" if cells.n_unique() == 1 else ""
 
 
-def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, str]:
-    """Apply the rules of the module; return the column (None: an identifier) and a remark."""
-    name = cells.name
+def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, Doubt]:
+    """Apply the rules of the module; return the column (None: an identifier) and a doubt."""
     if cells.dtype in (pl.Date, pl.Datetime):
-        return find_date(cells), ""
-    if cells.dtype != pl.String:
-        return _decide_whole(cells, Column(name, "number")), ""
-    if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
-        return (None if _is_distinct(cells) else Column(name, "category")), ""
-    numbers = find_number(cells, comma=comma)
-    if numbers is not None and numbers[1] == 1:
-        return _decide_whole(cells, numbers[0]), ""
+        return find_date(cells), None
+    numbers = (Column(cells.name, "number"), 1.0)
+    if cells.dtype == pl.String:
+        if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
+            return (None if _is_distinct(cells) else Column(cells.name, "category")), None
+        numbers = find_number(cells, comma=comma) or (numbers[0], 0.0)
+    if numbers[1] == 1:
+        column = _decide_whole(cells, numbers[0])
+        return column, None if column is None or column.kind != "number" else _doubt(cells)
     date = find_date(cells)
-    return _decide_text(cells, numbers) if date is None else (date, "")
+    return _decide_text(cells, numbers) if date is None else (date, None)
+
+
+def _doubt(cells: pl.Series) -> Doubt:
+    """Ask whether whole numbers are identifiers or codes."""
+    if is_whole(cells) and cells.n_unique() == len(cells):
+        return "all different: an identifier?", "id"
+    is_named = (_ID_NAMES | _CODE_NAMES).intersection(_words(cells.name))
+    return ("a code?", "category") if is_named and is_whole(cells) and cells.n_unique() > 2 else None
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
 def _is_distinct(cells: pl.Series) -> bool:
@@ -511,7 +523,7 @@ def _decide_whole(cells: pl.Series, column: Column) -> Column | None:
     counts = len(numbers) == len(cells) and bool((numbers.diff()[1:] == 1).all())
     if counts and not cells.dtype.is_float():
         return None
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", cells.name)]
+    words = _words(cells.name)
     if not cells.name or _ID_NAMES.intersection(words[-1:]):
         return None if n_values > MANY_TEXTS or distinct else category
     if n_values > 2 and _CODE_NAMES.intersection(words) and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
@@ -520,17 +532,26 @@ def _decide_whole(cells: pl.Series, column: Column) -> Column | None:
     return column if days is False or days.null_count() else Column(cells.name, "date", format="%Y%m%d")
 
 
-def _decide_text(cells: pl.Series, numbers: tuple[Column, float] | None) -> tuple[Column | None, str]:
-    known, remark = cells.drop_nulls(), ""
+def _decide_text(cells: pl.Series, numbers: tuple[Column, float]) -> tuple[Column | None, Doubt]:
+    known, doubt = cells.drop_nulls(), None
     n_values = known.n_unique()
-    if numbers is not None and numbers[1] >= 0.5 and n_values > FEW_VALUES:
-        odd = known.filter(_parse(known, numbers[0]).is_null())[0]
-        remark = f"not numbers, because {odd!r:.40} is not {numbers[0].words()}"
+    likely = numbers[0] if numbers[1] >= 0.5 else _likely_date(known)
+    if likely is not None and n_values > FEW_VALUES:
+        read = _parse(known, likely) if likely.kind == "number" else _dates(known, likely)
+        if read.count() >= 0.5 * len(known):
+            misfit = known.filter(read.is_null())[0]
+            doubt = f"not {likely.kind}s, because {misfit!r:.40} is not {likely.words()}", likely.kind
     worded = is_free_text(known.to_list())
-    if _is_distinct(cells) and not worded and not remark:
-        return None, ""
+    if _is_distinct(cells) and not worded and not doubt:
+        return None, None
     is_text = n_values > MANY_TEXTS and (worded or n_values > 0.2 * len(known))
-    return Column(cells.name, "text" if is_text else "category"), remark
+    return Column(cells.name, "text" if is_text else "category"), doubt
+
+
+def _likely_date(cells: pl.Series) -> Column | None:
+    """Find the notation of the dates that look like most cells, up to digits and letters."""
+    shape = cells.str.replace_all(r"\d+", "0").str.replace_all(r"\pL+", "a")
+    return find_date(cells.filter(shape == shape.mode().sort()[0]))
 
 
 def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
@@ -542,7 +563,7 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
     if as_ == "number" and cells.dtype != pl.String:
         return Column(cells.name, "number")
     numbers = find_number(cells, comma=comma) if as_ == "number" else None
-    column = find_date(cells) if as_ == "date" else numbers and numbers[0]
+    column = find_date(cells) or _likely_date(cells) if as_ == "date" else numbers and numbers[0]
     if column is None:
         raise TableError(f"Column {cells.name!r} cannot be read as {as_}: its cells have no common notation.")
     return column
