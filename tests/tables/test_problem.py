@@ -247,8 +247,9 @@ def test_rows_of_a_test_file_follow_and_are_read_alike():
         (table(4, a=range(4), g=["u", "v"] * 2), "at least 20"),
         (table(a=range(30), g=["u", "v"] * 15, y=["a", "new"] * 15), "test.csv: Column 'y', row 2"),
         (table(a=range(30), g=["u"] * 30), "'g'"),
+        (table(a=range(30), g=[1, 2] * 15), "test.csv: Column 'g', row 1"),
     ],
-    ids=["cell", "input", "group", "target", "short", "class", "one group"],
+    ids=["cell", "input", "group", "target", "short", "class", "one group", "group cell"],
 )
 def test_test_files_that_do_not_fit(test, named):
     frame = rows(a=[i * i for i in range(60)], g=["u", "v"] * 30)

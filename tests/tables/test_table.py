@@ -3,6 +3,7 @@
 import datetime
 import json
 import shlex
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,44 @@ def test_byte_order_mark_quotes_blank_lines_and_windows_line_ends(tmp_path):
     assert table.frame["b"].to_list() == ["two\nlines", "x", None]  # a row of empty cells is a row
 
 
+@pytest.mark.parametrize(
+    ("encoding", "n_notices"), [("utf-8", 0), ("utf-8-sig", 0), ("utf-16", 0), ("latin-1", 1), ("cp1252", 1)]
+)
+def test_encodings_line_ends_and_signs_of_inches(tmp_path, encoding, n_notices):
+    for end in ("\n", "\r\n", "\r"):
+        text = end.join(["größe;b", '5" Rohr;1', "", 'é, "x";2', ""])
+        table = read_table(write(tmp_path, text.encode(encoding)))
+        assert table.frame.columns == ["größe", "b"]
+        assert table.frame.rows() == [('5" Rohr', "1"), ('é, "x"', "2")]
+        assert len(table.notices) == n_notices
+
+
+def test_first_sheet_of_a_spreadsheet(tmp_path):
+    """With a date, a blank row, and a text after the rows from which types are usually guessed."""
+    space = "http://schemas.openxmlformats.org"
+    main, links = f"xmlns='{space}/spreadsheetml/2006/main'", f"{space}/officeDocument/2006/relationships"
+    row = "<row><c><v>1.5</v></c><c s='1'><v>43831</v></c></row>"
+    head, late = (row.replace("<c><v>1.5", f"<c t='str'><v>{text}") for text in ("x", "late"))
+    head = head.replace("<c s='1'><v>43831", "<c t='str'><v>day")
+    sheets = "".join(f"<sheet name='{name}' sheetId='1' r:id='worksheet'/>" for name in ("One", "Two"))
+    parts = {
+        "workbook": f"<workbook {main} xmlns:r='{links}'><sheets>{sheets}</sheets></workbook>",
+        "styles": f"<styleSheet {main}><cellXfs><xf/><xf numFmtId='14'/></cellXfs></styleSheet>",
+        "worksheet": f"<worksheet {main}><sheetData>{head}{1500 * row}<row/>{late}</sheetData></worksheet>",
+    }
+    ties = "".join(f"<Relationship Id='{a}' Type='{links}/{a}' Target='{a}.xml'/>" for a in parts)
+    ties = f"<Relationships xmlns='{space}/package/2006/relationships'>{ties}</Relationships>"
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as book:
+        book.writestr("_rels/.rels", ties.replace("/workbook'", "/officeDocument'"))
+        book.writestr("_rels/workbook.xml.rels", ties)
+        for name, content in parts.items():
+            book.writestr(f"{name}.xml", content)
+    table = read_table(tmp_path / "a.xlsx")
+    assert table.frame.shape == (1501, 2)
+    assert table.frame[[0, -1]].rows() == [(x, datetime.datetime(2020, 1, 1)) for x in ("1.5", "late")]
+    assert len(table.notices) == 1
+
+
 def test_parquet(tmp_path):
     frame = rows()
     frame.write_parquet(tmp_path / "data.parquet")
@@ -93,16 +132,14 @@ def test_pandas_frames_of_all_kinds():
         "a,,\n1,2,3\n",
         "some text\nthat is no table\n",
         b"\x89PNG\r\n\x1a\n\0\0\0",
-        "a,b\n1,\u00e9\n".encode("latin-1"),
-        "a,b\n1,2\n".encode("utf-16"),
         b"PK\x03\x04\x14\0",
         b"\x1f\x8b\x08\0",
         "a,b\n1,2,3\n1,2\n",
         "a,b,c\n1,2,3\n\n1,2\n4,5,6\n",
         'a,b\n1,"x\n2,3\n',
         "a,b\n" + "x" * 200_000 + ",2\n",
-        b"a,b\n" + b"1,2\n" * 50_000 + b"1,\xff\xfe\n",
-        b"a,b\r1,2\r3,4\r",
+        b"a,b\n1,\x81\n",  # neither UTF-8 nor Windows-1252
+        'a,b\n"x" y,1\n',
     ],
     ids=lambda content: repr(content[:20]),
 )
@@ -432,11 +469,14 @@ def test_a_cell_is_read_without_the_others():
 
 
 def test_new_values():
-    problem = problem_of(rows(c=["u", "v"] * 30))
-    new = pl.DataFrame({"x": [1.0, 99.0, None], "c": ["w", "u", None]})
+    days = [datetime.datetime(2020, 1, 1 + i % 28, 12) for i in range(60)]
+    problem = problem_of(rows(c=["u", "v"] * 30, d=days))
+    later = [days[27], datetime.datetime(2020, 1, 28, 13), None]
+    new = pl.DataFrame({"x": [1.0, 99.0, None], "c": ["w", "u", None], "d": later})
     inputs = read_inputs(problem.inputs, Table(new, "new"))
-    beyond = [column.is_new(inputs[column.name]).to_list() for column in problem.inputs]
-    assert beyond == [[False, True, False], [True, False, True]]
+    columns = [Column.from_json(json.loads(json.dumps(state))) for state in problem.reading()["columns"]]
+    beyond = [column.is_new(inputs[column.name]).to_list() for column in columns]
+    assert beyond == [[False, True, False], [True, False, True], [False, True, False]]
     with pytest.raises(TableError, match="'c'"):
         read_inputs(problem.inputs, Table(new.drop("c"), "new"))
 

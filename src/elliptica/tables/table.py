@@ -1,4 +1,4 @@
-"""Read tables from CSV, Parquet or frames, and decide in training what the cells of every column are.
+"""Read tables from files or frames, and decide in training what the cells of every column are.
 
 The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
 
@@ -18,15 +18,17 @@ A cell of another table that does not fit the notation of training raises an err
 
 from __future__ import annotations
 
+import codecs
 import csv
 import dataclasses
 import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +38,7 @@ from sklearn import datasets
 from skrub import ToDatetime
 from skrub.core import RejectColumn
 
+from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.preprocess import MISSING, Kind, TextDirections, as_series, has_zone, is_free_text
 
@@ -55,7 +58,8 @@ BUILT_IN = {
     "iris": "species",
     "california_housing": "price",
 }
-_HEAD = 50  # rows from which the separator is detected
+#: Lines from which the separator is detected, and rows that are converted at once.
+_HEAD, _PART = 50, 2_000
 
 
 class TableError(ValueError):
@@ -77,44 +81,43 @@ def read_table(
 ) -> Table:
     """Read a table from a file, or take it from a frame.
 
-    Rows are counted before they are read, so a file that is too long raises without being loaded. Text is
-    stripped, and cells such as ``NA`` are missing values.
+    Text is stripped, and cells such as ``NA`` are missing values. CSV files are in UTF-8, in UTF-16 with a
+    byte order mark, or else in Windows-1252, which contains Latin-1; a notice says so.
 
     Args:
-        source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), a polars or pandas
-            frame, or, if there is no such file, the name of a table of scikit-learn (see `BUILT_IN`).
+        source: Path of a ``.parquet`` or ``.pq`` file, of a spreadsheet (``.xlsx``, ``.xls``, ``.ods``; its
+            first sheet), of a CSV file (any other name), a polars or pandas frame, or, if there is no such
+            file, the name of a table of scikit-learn (see `BUILT_IN`).
         max_rows: Maximum number of rows; None means no limit. Longer tables raise.
         sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
         seed: Seed of that sample.
     """
     try:
-        name, lazy, blank = _open(source)
-        n_rows = lazy.select(pl.len()).collect().item() - len(blank)
+        name, lazy, notices = _open(source)
+        n_rows = lazy.select(pl.len()).collect().item()
         is_sample = max_rows is not None and n_rows > max_rows
-        if is_sample and not sample:
-            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
-        kept = np.delete(np.arange(n_rows + len(blank)), blank)
         if is_sample:
+            if not sample:
+                raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
             draws = np.random.default_rng(stream_seed("sample", seed))
-            kept = np.sort(kept[draws.choice(n_rows, max_rows, replace=False)])
-        if len(kept) < n_rows + len(blank):
+            kept = np.sort(draws.choice(n_rows, max_rows, replace=False))
             index = "row index of elliptica"  # a name that tables do not have
             chosen = pl.col(index).is_in(kept.astype(np.uint32).tolist())
             lazy = lazy.with_row_index(index).filter(chosen).drop(index)
+            notices = [*notices, f"A random sample of {max_rows:,} of {n_rows:,} rows is used."]
         frame = lazy.collect()
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
+    except (pl.exceptions.PolarsError, OSError, UnicodeError, csv.Error) as error:
         why = str(error).splitlines()[0]
         raise TableError(f"{source} cannot be read: {why}. Save it as CSV in UTF-8.") from error
     if not len(frame):
         raise TableError(f"{name} has column names but no rows.")
     text = pl.col(pl.String).str.strip_chars()
     frame = frame.with_columns(pl.when(text.is_in(["", *_GAPS])).then(None).otherwise(text).name.keep())
-    notices = (f"A random sample of {max_rows:,} of {n_rows:,} rows is used.",) if is_sample else ()
-    return Table(frame, name, notices, is_sample)
+    return Table(frame, name, tuple(notices), is_sample)
 
 
-def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
-    """Open a table; return its name, its rows, and which of them are blank lines."""
+def _open(source: Any) -> tuple[str, pl.LazyFrame, list[str]]:
+    """Open a table; return its name, its rows, and notices."""
     if not isinstance(source, str | Path):
         if not isinstance(source, pl.LazyFrame | pl.DataFrame):  # polars' own conversion needs pyarrow
             columns = enumerate(source.columns)
@@ -125,24 +128,43 @@ def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
         if str(source) in BUILT_IN:
             return str(source), _built_in(str(source)).lazy(), []
         raise TableError(
-            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
+            f"{source} is not a file. Pass a CSV, Parquet or xlsx file. Tables that need no file: "
             f"{', '.join(BUILT_IN)}."
         )
     if file.suffix.lower() in (".parquet", ".pq"):
         return file.name, pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
-    names, separator, blank = _check_csv(file)
-    lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
-    return file.name, lazy, blank
+    if file.suffix.lower() in (".xlsx", ".xls", ".xlsb", ".ods"):
+        frame, notices = _read_sheet(file)
+        return file.name, frame.lazy(), notices
+    with file.open("rb") as handle:
+        is_utf16 = handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    try:
+        return file.name, _read_csv(file, "utf-16" if is_utf16 else "utf-8-sig").lazy(), []
+    except UnicodeDecodeError:
+        notice = f"{file.name} is not in UTF-8 and is read as Windows-1252. Check letters with accents."
+        return file.name, _read_csv(file, "cp1252").lazy(), [notice]
 
 
-def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
-    """Return the column names, the separator and the blank rows of a CSV file.
+def _read_sheet(file: Path) -> tuple[pl.DataFrame, list[str]]:
+    """Read the first sheet of a spreadsheet, without blank rows."""
+    book = import_extra("A spreadsheet", "tables", "fastexcel").read_excel(file)
+    frame = pl.DataFrame(book.load_sheet(0, schema_sample_rows=None))  # else a late text becomes a gap
+    first, *others = book.sheet_names
+    notices = [f"Only the first sheet of {file.name}, {first!r}, is read."] if others else []
+    return frame.filter(~pl.all_horizontal(pl.all().is_null())), notices
 
-    Polars fills short rows with missing values and renames columns of equal name, which hides a broken file.
+
+def _read_csv(file: Path, encoding: str) -> pl.DataFrame:
+    """Read the cells of a CSV file as text, without blank lines.
+
+    Polars fills short rows with missing values, renames columns of equal name, and stops at the quote of an
+    inch, so the standard library splits the lines.
     """
-    separator = max(SEPARATORS, key=lambda each: _agreement(file, each))
-    with file.open(encoding="utf-8-sig", newline="") as handle:
-        reader = csv.reader(handle, delimiter=separator)
+    with file.open(encoding=encoding, newline="") as handle:
+        head = list(itertools.islice(handle, _HEAD))
+        handle.seek(0)
+        separator = max(SEPARATORS, key=lambda each: _agreement(head, each))
+        reader = csv.reader(handle, delimiter=separator, strict=True)
         names = [name.strip() for name in next(filter(None, reader), [])]
         if not names:
             raise TableError(f"{file.name} is empty.")
@@ -150,22 +172,31 @@ def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
         if times > 1 or len(names) == 1:
             what = f"occurs {times} times" if times > 1 else "is the only one"
             raise TableError(f"{file.name} needs two or more columns of different names: {name!r} {what}.")
-        blank = []
-        for number, row in enumerate(reader):
-            if not row:
-                blank.append(number)
-            elif len(row) != len(names):
-                raise TableError(
-                    f"Line {reader.line_num} of {file.name} has {len(row)} cells, but the header has "
-                    f"{len(names)}. A missing value is an empty cell; cells with a separator need quotes."
-                )
-    return names, separator, blank
+        rows = _full_rows(reader, len(names), file.name)
+        parts = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))]
+        while part := list(itertools.islice(rows, _PART)):
+            columns = zip(names, zip(*part, strict=True), strict=True)
+            parts.append(pl.DataFrame([pl.Series(name, cells, dtype=pl.String) for name, cells in columns]))
+    return pl.concat(parts, rechunk=True)
 
 
-def _agreement(file: Path, separator: str) -> tuple[float, int]:
+def _full_rows(reader: Any, width: int, name: str) -> Iterator[list[str]]:
+    """Yield rows that are not blank; raise if one has another number of cells, or a quote inside quotes."""
+    try:
+        for row in filter(None, reader):
+            if len(row) != width:
+                raise csv.Error(f"{len(row)} cells, but the header has {width}")
+            yield row
+    except csv.Error as error:
+        raise TableError(
+            f"Line {reader.line_num} of {name}: {error}. A missing value is an empty cell; cells with a "
+            "separator need quotes."
+        ) from error
+
+
+def _agreement(head: Sequence[str], separator: str) -> tuple[float, int]:
     """Return the share of the first rows that are as long as the header, and its length."""
-    with file.open(encoding="utf-8-sig", newline="") as handle:
-        rows = [row for row in itertools.islice(csv.reader(handle, delimiter=separator), _HEAD) if row]
+    rows = [row for row in csv.reader(head, delimiter=separator) if row]
     width = len(rows[0]) if rows else 0
     return (sum(len(row) == width for row in rows) / len(rows) if width > 1 else 0.0), width
 
@@ -259,7 +290,7 @@ class Column:
     format: str = ""  # of dates
     zone: bool = False  # whether dates have a time zone; they are converted to UTC
     coded: bool = False  # whether categories are numbers; 1 and 1.0 are the same
-    seen: tuple[Any, ...] = ()  # training's smallest and largest number, or its categories if they are few
+    seen: tuple[Any, ...] = ()  # training's least and greatest number or date, or its categories if few
 
     def read(self, cells: pl.Series, where: str = "") -> pl.Series:
         """Convert cells to Float64, to text, or to dates without a zone; ``where`` begins messages.
@@ -289,8 +320,9 @@ class Column:
 
     def trained(self, values: pl.Series) -> Column:
         """Remember which values training had."""
-        if self.kind == "number":
-            return dataclasses.replace(self, seen=(values.min(), values.max()))
+        if self.kind in ("number", "date"):
+            ends = (values.min(), values.max())
+            return dataclasses.replace(self, seen=ends if self.kind == "number" else tuple(map(str, ends)))
         few = self.kind == "category" and values.n_unique() <= _MOST_SEEN
         return dataclasses.replace(self, seen=tuple(values.unique().sort()) if few else ())
 
@@ -298,8 +330,10 @@ class Column:
         """Mark values that training did not have: outside its range, or a new category."""
         if not self.seen:
             return values.is_null() & False
-        known = values.is_between(*self.seen) if self.kind == "number" else values.is_in(self.seen)
-        return ~known.fill_null(True)
+        if self.kind == "category":
+            return ~values.is_in(self.seen)
+        ends = self.seen if self.kind == "number" else map(datetime.fromisoformat, self.seen)
+        return ~values.is_between(*ends).fill_null(True)
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Column:
