@@ -198,12 +198,6 @@ def test_rows_are_sorted_by_time(times, expected, as_):
     assert problem.target.tolist() == frame["y"].to_numpy()[order].tolist()
 
 
-def test_free_text_without_frequent_parts_is_said():
-    text = [" ".join(3 * chr(0x4E00 + 9 * i + k) for k in range(3)) for i in range(60)]
-    use = problem_of(rows(t=text), as_={"t": "text"}).columns[-1]
-    assert (use.kind, "frequent" in use.detail) == ("text", True)
-
-
 def test_rows_without_a_time_are_dropped_and_row_numbers_are_found():
     """Row numbers no longer are in order once rows are sorted."""
     frame = rows(66, number=list(range(66)), t=[None if i % 11 == 0 else -2.5 * i for i in range(66)])

@@ -58,17 +58,15 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     Args:
         min_frequency: Categories in fewer training rows are rare; 1 means that none is.
-        max_categories: Largest number of columns per category column, including the rare one; with more
-            categories, and targets in `fit`, they become target means.
+        max_categories: Largest number of columns per category column, including the rare one.
         kinds: ``"number"``, ``"category"``, ``"date"`` or ``"text"`` for some columns, by name; None decides
             by dtype.
         scale: ``"standard"`` leaves numbers unchanged. ``"robust"`` bounds them: numbers with a heavy tail in
             the training rows (more than ten spreads from the median) are squashed smoothly into (-3, 3), and
             others are clipped at twice the training range beyond it.
         n_components: Number of output columns per column of free text.
-        native: Encode for trees that split by category and by gaps: categories are codes from 0 (NaN for gaps
-            and categories that training never saw), and numbers are unchanged (NaN for gaps). More than 255
-            categories become target means.
+        native: Encode for trees that split by category and by gaps: up to 255 categories are codes from 0,
+            numbers are unchanged, and gaps and categories that training never saw are NaN.
 
     Attributes:
         kinds_: Kind of each column.
@@ -94,10 +92,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     native: bool = False
 
     def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
-        """Learn kinds of columns, medians, categories, scales, parts of words and target means.
-
-        ``y``: Targets. Floats are numbers, all else are classes; without it there are no target means.
-        """
+        """Learn how to encode each column; target means need ``y``, where floats are numbers, not classes."""
         self.fit_transform(X, y)
         return self
 
@@ -120,14 +115,10 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             encoder = self._encoder(kind, values, y)
             numbers.append(encoder.fit_transform(values, y))
             self.encoders_.append(encoder)
-            kind_out: Kind = "number" if isinstance(encoder, TargetEncoder) else kind
-            self.kinds_out_ += [kind_out] * numbers[-1].shape[1]
+            is_mean = isinstance(encoder, TargetEncoder)
+            self.kinds_out_ += ["number" if is_mean else kind] * numbers[-1].shape[1]
+        self.categorical_ = np.asarray([self.native and kind == "category" for kind in self.kinds_out_])
         return np.hstack(numbers, dtype=np.float64)
-
-    @property
-    def categorical_(self) -> np.ndarray:
-        """Whether each output column holds codes."""
-        return np.asarray([self.native and kind == "category" for kind in self.kinds_out_], dtype=bool)
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the columns as numbers, in the order of ``X``; raise if they differ from training."""

@@ -18,17 +18,14 @@ A cell of another table that does not fit the notation of training raises an err
 
 from __future__ import annotations
 
-import codecs
 import csv
 import dataclasses
 import itertools
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +37,7 @@ from skrub.core import RejectColumn
 
 from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
-from elliptica.estimators.preprocess import MISSING, Kind, TextDirections, as_series, has_zone, is_free_text
+from elliptica.estimators.preprocess import MISSING, Kind, as_series, has_zone, is_free_text
 
 MAX_ROWS = 200_000
 SEPARATORS = (",", ";", "\t", "|")
@@ -93,72 +90,62 @@ def read_table(
         seed: Seed of that sample.
     """
     try:
-        name, lazy, notices = _open(source)
-        n_rows = lazy.select(pl.len()).collect().item()
-        is_sample = max_rows is not None and n_rows > max_rows
-        if is_sample:
-            if not sample:
-                raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
-            draws = np.random.default_rng(stream_seed("sample", seed))
-            kept = np.sort(draws.choice(n_rows, max_rows, replace=False))
-            index = "row index of elliptica"  # a name that tables do not have
-            chosen = pl.col(index).is_in(kept.astype(np.uint32).tolist())
-            lazy = lazy.with_row_index(index).filter(chosen).drop(index)
-            notices = [*notices, f"A random sample of {max_rows:,} of {n_rows:,} rows is used."]
-        frame = lazy.collect()
+        name, frame, notices = _open(source)
     except (pl.exceptions.PolarsError, OSError, UnicodeError, csv.Error) as error:
         why = str(error).splitlines()[0]
         raise TableError(f"{source} cannot be read: {why}. Save it as CSV in UTF-8.") from error
-    if not len(frame):
+    n_rows = len(frame)
+    if not n_rows:
         raise TableError(f"{name} has column names but no rows.")
+    is_sample = max_rows is not None and n_rows > max_rows
+    if is_sample:
+        if not sample:
+            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
+        draws = np.random.default_rng(stream_seed("sample", seed))
+        frame = frame[np.sort(draws.choice(n_rows, max_rows, replace=False))]
+        notices = (*notices, f"A random sample of {max_rows:,} of {n_rows:,} rows is used.")
     text = pl.col(pl.String).str.strip_chars()
     frame = frame.with_columns(pl.when(text.is_in(["", *_GAPS])).then(None).otherwise(text).name.keep())
-    return Table(frame, name, tuple(notices), is_sample)
+    return Table(frame, name, notices, is_sample)
 
 
-def _open(source: Any) -> tuple[str, pl.LazyFrame, list[str]]:
-    """Open a table; return its name, its rows, and notices."""
+def _open(source: Any) -> tuple[str, pl.DataFrame, tuple[str, ...]]:
+    """Read a table; return its name, its rows, and notices."""
     if not isinstance(source, str | Path):
         if not isinstance(source, pl.LazyFrame | pl.DataFrame):  # polars' own conversion needs pyarrow
             columns = enumerate(source.columns)
             source = pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in columns])
-        return "frame", source.lazy(), []
+        return "frame", source.lazy().collect(), ()
     file = Path(source)
     if not file.is_file():
         if str(source) in BUILT_IN:
-            return str(source), _built_in(str(source)).lazy(), []
+            return str(source), _built_in(str(source)), ()
         raise TableError(
             f"{source} is not a file. Pass a CSV, Parquet or xlsx file. Tables that need no file: "
             f"{', '.join(BUILT_IN)}."
         )
     if file.suffix.lower() in (".parquet", ".pq"):
-        return file.name, pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
+        return file.name, pl.read_parquet(file, glob=False), ()  # data[1].csv is a name, not a pattern
     if file.suffix.lower() in (".xlsx", ".xls", ".xlsb", ".ods"):
-        frame, notices = _read_sheet(file)
-        return file.name, frame.lazy(), notices
+        book = import_extra("A spreadsheet", "tables", "fastexcel").read_excel(file)
+        frame = pl.DataFrame(book.load_sheet(0, schema_sample_rows=None))  # else a late text becomes a gap
+        notice = f"Only the first sheet of {file.name}, {book.sheet_names[0]!r}, is read."
+        known = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+        return file.name, known, (notice,) if len(book.sheet_names) > 1 else ()
     with file.open("rb") as handle:
-        is_utf16 = handle.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "utf-16" if handle.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
-        return file.name, _read_csv(file, "utf-16" if is_utf16 else "utf-8-sig").lazy(), []
+        return file.name, _read_csv(file, encoding), ()
     except UnicodeDecodeError:
         notice = f"{file.name} is not in UTF-8 and is read as Windows-1252. Check letters with accents."
-        return file.name, _read_csv(file, "cp1252").lazy(), [notice]
-
-
-def _read_sheet(file: Path) -> tuple[pl.DataFrame, list[str]]:
-    """Read the first sheet of a spreadsheet, without blank rows."""
-    book = import_extra("A spreadsheet", "tables", "fastexcel").read_excel(file)
-    frame = pl.DataFrame(book.load_sheet(0, schema_sample_rows=None))  # else a late text becomes a gap
-    first, *others = book.sheet_names
-    notices = [f"Only the first sheet of {file.name}, {first!r}, is read."] if others else []
-    return frame.filter(~pl.all_horizontal(pl.all().is_null())), notices
+        return file.name, _read_csv(file, "cp1252"), (notice,)
 
 
 def _read_csv(file: Path, encoding: str) -> pl.DataFrame:
     """Read the cells of a CSV file as text, without blank lines.
 
-    Polars fills short rows with missing values, renames columns of equal name, and stops at the quote of an
-    inch, so the standard library splits the lines.
+    Polars fills short rows with missing values and stops at the sign of an inch, so the standard library
+    splits the lines.
     """
     with file.open(encoding=encoding, newline="") as handle:
         head = list(itertools.islice(handle, _HEAD))
@@ -166,32 +153,21 @@ def _read_csv(file: Path, encoding: str) -> pl.DataFrame:
         separator = max(SEPARATORS, key=lambda each: _agreement(head, each))
         reader = csv.reader(handle, delimiter=separator, strict=True)
         names = [name.strip() for name in next(filter(None, reader), [])]
-        if not names:
-            raise TableError(f"{file.name} is empty.")
-        name, times = Counter(names).most_common(1)[0]
-        if times > 1 or len(names) == 1:
-            what = f"occurs {times} times" if times > 1 else "is the only one"
-            raise TableError(f"{file.name} needs two or more columns of different names: {name!r} {what}.")
-        rows = _full_rows(reader, len(names), file.name)
-        parts = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))]
-        while part := list(itertools.islice(rows, _PART)):
-            columns = zip(names, zip(*part, strict=True), strict=True)
-            parts.append(pl.DataFrame([pl.Series(name, cells, dtype=pl.String) for name, cells in columns]))
+        if len(names) < 2:
+            raise TableError(f"{file.name} has {len(names)} columns, but needs two or more.")
+        schema = [(name, pl.String) for name in names]
+        parts = [pl.DataFrame(schema=schema)]
+        try:
+            while part := list(itertools.islice(filter(None, reader), _PART)):
+                if wrong := next((row for row in part if len(row) != len(names)), None):
+                    raise csv.Error(f"{wrong} has {len(wrong)} cells, but the header has {len(names)}")
+                parts.append(pl.DataFrame(list(zip(*part, strict=True)), schema, orient="col"))
+        except csv.Error as error:
+            raise TableError(
+                f"{file.name}, by line {reader.line_num}: {error!s:.200}. A missing value is an empty cell; "
+                "cells with a separator need quotes."
+            ) from error
     return pl.concat(parts, rechunk=True)
-
-
-def _full_rows(reader: Any, width: int, name: str) -> Iterator[list[str]]:
-    """Yield rows that are not blank; raise if one has another number of cells, or a quote inside quotes."""
-    try:
-        for row in filter(None, reader):
-            if len(row) != width:
-                raise csv.Error(f"{len(row)} cells, but the header has {width}")
-            yield row
-    except csv.Error as error:
-        raise TableError(
-            f"Line {reader.line_num} of {name}: {error}. A missing value is an empty cell; cells with a "
-            "separator need quotes."
-        ) from error
 
 
 def _agreement(head: Sequence[str], separator: str) -> tuple[float, int]:
@@ -321,8 +297,8 @@ class Column:
     def trained(self, values: pl.Series) -> Column:
         """Remember which values training had."""
         if self.kind in ("number", "date"):
-            ends = (values.min(), values.max())
-            return dataclasses.replace(self, seen=ends if self.kind == "number" else tuple(map(str, ends)))
+            keys = values.cast(pl.String) if self.kind == "date" else values
+            return dataclasses.replace(self, seen=(keys.min(), keys.max()))
         few = self.kind == "category" and values.n_unique() <= _MOST_SEEN
         return dataclasses.replace(self, seen=tuple(values.unique().sort()) if few else ())
 
@@ -330,10 +306,9 @@ class Column:
         """Mark values that training did not have: outside its range, or a new category."""
         if not self.seen:
             return values.is_null() & False
-        if self.kind == "category":
-            return ~values.is_in(self.seen)
-        ends = self.seen if self.kind == "number" else map(datetime.fromisoformat, self.seen)
-        return ~values.is_between(*ends).fill_null(True)
+        keys = values.cast(pl.String) if self.kind == "date" else values
+        known = keys.is_in(self.seen) if self.kind == "category" else keys.is_between(*self.seen)
+        return ~known.fill_null(True)
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Column:
@@ -422,17 +397,17 @@ def is_whole(cells: pl.Series) -> bool:
     return bool(cells.cast(pl.String).str.contains(_WHOLE).all())
 
 
-def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float] | None:
+def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float]:
     """Find the notation that fits most texts of a column, and the share of texts that it fits.
 
     ``comma``: whether other columns of the file have decimal commas, which decides for ``1.234``.
     """
     text = cells.drop_nulls().unique(maintain_order=True)
     like = next((match for cell in text.head(100) if (match := _AFFIXES.fullmatch(cell))), None)
+    best, most = Column(cells.name, "number"), 0.0
     if like is None:
-        return None
+        return best, most
     prefix, suffix = (part or "" for part in like.groups())
-    best, most = Column(cells.name, "number"), -1.0
     for decimal, thousands in sorted(_SEPARATORS, key=lambda pair: comma and pair[0] == "."):
         column = Column(cells.name, "number", decimal, thousands, prefix, suffix)
         share = _parse(text, column).count() / len(text)
@@ -447,8 +422,8 @@ def needs_comma(cells: pl.Series) -> bool:
     """Return whether the numbers of a column can only have decimal commas."""
     if cells.dtype != pl.String or not cells.str.contains(r"\d,\d").any():
         return False
-    numbers = find_number(cells)
-    return numbers is not None and numbers[1] == 1 and numbers[0].decimal == ","
+    column, share = find_number(cells)
+    return share == 1 and column.decimal == ","
 
 
 def find_date(cells: pl.Series) -> Column | None:
@@ -516,28 +491,15 @@ def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, Doubt]:
     """Apply the rules of the module; return the column (None: an identifier) and a doubt."""
     if cells.dtype in (pl.Date, pl.Datetime):
         return find_date(cells), None
-    numbers = (Column(cells.name, "number"), 1.0)
+    number, share = Column(cells.name, "number"), 1.0
     if cells.dtype == pl.String:
         if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
             return (None if _is_distinct(cells) else Column(cells.name, "category")), None
-        numbers = find_number(cells, comma=comma) or (numbers[0], 0.0)
-    if numbers[1] == 1:
-        column = _decide_whole(cells, numbers[0])
-        return column, None if column is None or column.kind != "number" else _doubt(cells)
+        number, share = find_number(cells, comma=comma)
+    if share == 1:
+        return _decide_whole(cells, number)
     date = find_date(cells)
-    return _decide_text(cells, numbers) if date is None else (date, None)
-
-
-def _doubt(cells: pl.Series) -> Doubt:
-    """Ask whether whole numbers are identifiers or codes."""
-    if is_whole(cells) and cells.n_unique() == len(cells):
-        return "all different: an identifier?", "id"
-    is_named = (_ID_NAMES | _CODE_NAMES).intersection(_words(cells.name))
-    return ("a code?", "category") if is_named and is_whole(cells) and cells.n_unique() > 2 else None
-
-
-def _words(name: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+    return (date, None) if date else _decide_text(cells, number if share >= 0.5 else _likely_date(cells))
 
 
 def _is_distinct(cells: pl.Series) -> bool:
@@ -545,36 +507,40 @@ def _is_distinct(cells: pl.Series) -> bool:
     return cells.drop_nulls().n_unique() >= 0.95 * cells.count()
 
 
-def _decide_whole(cells: pl.Series, column: Column) -> Column | None:
+def _decide_whole(cells: pl.Series, column: Column) -> tuple[Column | None, Doubt]:
     """Tell identifiers (None), categories and dates from numbers, among whole numbers."""
     if not is_whole(cells):
-        return column
+        return column, None
     whole = _canonical(cells).drop_nulls()
     numbers, n_values, distinct = whole.cast(pl.Float64), whole.n_unique(), _is_distinct(cells)
-    category = as_category(cells)
-    if float(numbers.abs().max()) >= _EXACT:  # type: ignore[arg-type]
-        return None if distinct else category
     counts = len(numbers) == len(cells) and bool((numbers.diff()[1:] == 1).all())
     if counts and not cells.dtype.is_float():
-        return None
-    words = _words(cells.name)
-    if not cells.name or _ID_NAMES.intersection(words[-1:]):
-        return None if n_values > MANY_TEXTS or distinct else category
-    if n_values > 2 and _CODE_NAMES.intersection(words) and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
-        return category
-    days = numbers.is_between(19_000_101, 21_001_231).all() and _parse_dates(whole, "%Y%m%d", False)
-    return column if days is False or days.null_count() else Column(cells.name, "date", format="%Y%m%d")
+        return None, None
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", cells.name)]
+    is_id = not cells.name or bool(_ID_NAMES.intersection(words[-1:]))
+    is_code = n_values > 2 and bool(_CODE_NAMES.intersection(words))
+    if is_id or float(numbers.abs().max()) >= _EXACT:  # type: ignore[arg-type]
+        return None if distinct or (is_id and n_values > MANY_TEXTS) else as_category(cells), None
+    if is_code and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
+        return as_category(cells), None
+    is_day = numbers.is_between(19_000_101, 21_001_231).all()
+    if is_day and not _parse_dates(whole, "%Y%m%d", False).null_count():
+        return Column(cells.name, "date", format="%Y%m%d"), None
+    if n_values == len(cells):
+        return column, ("all different: an identifier?", "id")
+    return column, ("a code?", "category") if is_code else None
 
 
-def _decide_text(cells: pl.Series, numbers: tuple[Column, float]) -> tuple[Column | None, Doubt]:
+def _decide_text(cells: pl.Series, likely: Column | None) -> tuple[Column | None, Doubt]:
+    """Tell identifiers (None), text and categories; ``likely`` is the notation of most of the cells."""
     known, doubt = cells.drop_nulls(), None
     n_values = known.n_unique()
-    likely = numbers[0] if numbers[1] >= 0.5 else _likely_date(known)
     if likely is not None and n_values > FEW_VALUES:
         read = _parse(known, likely) if likely.kind == "number" else _dates(known, likely)
-        if read.count() >= 0.5 * len(known):
-            misfit = known.filter(read.is_null())[0]
-            doubt = f"not {likely.kind}s, because {misfit!r:.40} is not {likely.words()}", likely.kind
+        if not read.null_count():
+            return likely, None
+        misfit = known.filter(read.is_null())[0]
+        doubt = f"not {likely.kind}s, because {misfit!r:.40} is not {likely.words()}", likely.kind
     worded = is_free_text(known.to_list())
     if _is_distinct(cells) and not worded and not doubt:
         return None, None
@@ -583,9 +549,10 @@ def _decide_text(cells: pl.Series, numbers: tuple[Column, float]) -> tuple[Colum
 
 
 def _likely_date(cells: pl.Series) -> Column | None:
-    """Find the notation of the dates that look like most cells, up to digits and letters."""
-    shape = cells.str.replace_all(r"\d+", "0").str.replace_all(r"\pL+", "a")
-    return find_date(cells.filter(shape == shape.mode().sort()[0]))
+    """Find the notation of most cells, if they look alike up to digits and letters, and are dates."""
+    shape = cells.drop_nulls().str.replace_all(r"\d+", "0").str.replace_all(r"\pL+", "a")
+    common, n = shape.value_counts(sort=True).row(0)
+    return find_date(cells.drop_nulls().filter(shape == common)) if n >= 0.5 * len(shape) else None
 
 
 def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
@@ -596,9 +563,10 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
         return Column(cells.name, "text")
     if as_ == "number" and cells.dtype != pl.String:
         return Column(cells.name, "number")
-    numbers = find_number(cells, comma=comma) if as_ == "number" else None
-    column = find_date(cells) or _likely_date(cells) if as_ == "date" else numbers and numbers[0]
-    if column is None:
+    column, share = find_number(cells, comma=comma) if as_ == "number" else (find_date(cells), 1.0)
+    if column is None and cells.dtype == pl.String:
+        column = _likely_date(cells)
+    if column is None or not share:
         raise TableError(f"Column {cells.name!r} cannot be read as {as_}: its cells have no common notation.")
     return column
 
@@ -621,8 +589,6 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         f"the {n_rare:,} rarest as one": is_category and n_rare > 1 and not is_many,
         "numbers read as codes": column.coded,
         f"free text, {n_values:,} distinct texts": is_text,
-        "no part of which is frequent: it tells nothing": is_text
-        and TextDirections().fit(values.to_numpy()[:, None]).parts_ is None,
         f"{n_missing:,} missing": n_missing > 0,
     }
     changes = {
