@@ -90,10 +90,9 @@ def test_round_trip(tmp_path, x, name):
 
 def test_columns_of_all_kinds(tmp_path, x):
     frame = frame_of(x)
-    for scale in ("standard", "robust"):
-        pipeline = make_pipeline(
-            TablePreprocessor(scale=scale, max_categories=20), EllipticRegressor(**QUICK)
-        )
+    network, trees = EllipticRegressor(**QUICK), HistGradientBoostingRegressor(max_iter=3)
+    for options, model in (({}, network), ({"scale": "robust"}, network), ({"native": True}, trees)):
+        pipeline = make_pipeline(TablePreprocessor(**options, max_categories=20), model)
         pipeline.fit(frame, x[:, 0])
         assert pipeline[0].kinds_ == ["number", "number", "category", "category", "date", "text"]
         again = load(save(pipeline, tmp_path / "m"))

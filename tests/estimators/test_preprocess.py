@@ -220,3 +220,35 @@ def test_kinds_may_be_given(frame):
             TablePreprocessor(kinds=kinds).fit(data)
     with pytest.raises(ValueError, match="scale"):
         TablePreprocessor(scale="log").fit(data)
+
+
+@FRAMES
+def test_native_codes_keep_gaps_and_leave_numbers_alone(frame):
+    table = TablePreprocessor(native=True, scale="robust").fit(frame(mixed()))
+    far = columns_of(
+        table, frame({**mixed(), "age": [1e9] * 3 + [None], "town": ["Ulm", "new", None, "Bonn"]})
+    )
+    np.testing.assert_equal([far["age"], far["town"]], [[1e9] * 3 + [np.nan], [1, np.nan, np.nan, 0]])
+    assert table.get_feature_names_out()[table.categorical_].tolist() == ["town"]
+    assert not TablePreprocessor().fit(frame(mixed())).categorical_.any()
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_many_categories_become_target_means(n_classes, native):
+    """Shrunk towards the mean of all rows; those of a training row never contain its own target."""
+    rng, frame = np.random.default_rng(0), pl.DataFrame({"c": [f"c{i // 4}" for i in range(1200)]})
+    y = rng.normal(size=1200) if n_classes == 0 else rng.integers(n_classes, size=1200)
+    table = TablePreprocessor(native=native)
+    fitted, targets = (
+        table.fit_transform(frame, y),
+        y[:, None] == np.arange(3) if n_classes > 2 else y[:, None],
+    )
+    means = targets.reshape(300, 4, -1).sum(1) / 9 + targets.mean(0) * 5 / 9
+    np.testing.assert_allclose(table.transform(frame)[::4], means)
+    np.testing.assert_allclose(table.transform(pl.DataFrame({"c": ["new"]}))[0], targets.mean(0))
+    both = [np.corrcoef(targets[:, 0], x[:, 0])[0, 1] for x in (table.transform(frame), fitted)]
+    assert both[0] > 0.3  # pure noise, which correlates with a mean that contains it
+    assert abs(both[1]) < 0.1
+    for others in (None, range(1200)):  # no targets, or too many classes
+        assert TablePreprocessor(native=native).fit_transform(frame, others).max() == (254 if native else 1)

@@ -196,7 +196,6 @@ BROKEN = {
     "blank": lambda text: b"\n \n",
     "header only": lambda text: text.partition("\n")[0].encode(),
     "ragged": lambda text: text.replace("\n", ",surplus\n", 5).replace(",surplus", "", 1).encode(),
-    "UTF-16": lambda text: text.encode("utf-16"),
     "noise": lambda text: random.Random(0).randbytes(3000),
     "name twice": lambda text: text.replace("weight", "size", 1).encode(),
     "a title": lambda text: b"Report 2021\n" + text.encode(),

@@ -198,12 +198,6 @@ def test_rows_are_sorted_by_time(times, expected, as_):
     assert problem.target.tolist() == frame["y"].to_numpy()[order].tolist()
 
 
-def test_free_text_without_frequent_parts_is_said():
-    text = [" ".join(3 * chr(0x4E00 + 9 * i + k) for k in range(3)) for i in range(60)]
-    use = problem_of(rows(t=text), as_={"t": "text"}).columns[-1]
-    assert (use.kind, "frequent" in use.detail) == ("text", True)
-
-
 def test_rows_without_a_time_are_dropped_and_row_numbers_are_found():
     """Row numbers no longer are in order once rows are sorted."""
     frame = rows(66, number=list(range(66)), t=[None if i % 11 == 0 else -2.5 * i for i in range(66)])
@@ -247,8 +241,9 @@ def test_rows_of_a_test_file_follow_and_are_read_alike():
         (table(4, a=range(4), g=["u", "v"] * 2), "at least 20"),
         (table(a=range(30), g=["u", "v"] * 15, y=["a", "new"] * 15), "test.csv: Column 'y', row 2"),
         (table(a=range(30), g=["u"] * 30), "'g'"),
+        (table(a=range(30), g=[1, 2] * 15), "test.csv: Column 'g', row 1"),
     ],
-    ids=["cell", "input", "group", "target", "short", "class", "one group"],
+    ids=["cell", "input", "group", "target", "short", "class", "one group", "group cell"],
 )
 def test_test_files_that_do_not_fit(test, named):
     frame = rows(a=[i * i for i in range(60)], g=["u", "v"] * 30)

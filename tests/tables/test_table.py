@@ -3,6 +3,7 @@
 import datetime
 import json
 import shlex
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -43,11 +44,39 @@ def test_cells_stay_text_and_gaps_are_missing(tmp_path):
     assert frame.rows() == [("01234", "x"), (None, None), (None, "y")]
 
 
-def test_byte_order_mark_quotes_blank_lines_and_windows_line_ends(tmp_path):
-    text = b'\xef\xbb\xbfa,b\r\n1,"two\nlines"\r\n\r\n2,x\r\n,\r\n\r\n'
-    table = read_table(write(tmp_path, text))
-    assert table.frame.columns == ["a", "b"]
-    assert table.frame["b"].to_list() == ["two\nlines", "x", None]  # a row of empty cells is a row
+@pytest.mark.parametrize(
+    ("encoding", "n_notices"), [("utf-8", 0), ("utf-8-sig", 0), ("utf-16", 0), ("latin-1", 1), ("cp1252", 1)]
+)
+def test_encodings_line_ends_and_signs_of_inches(tmp_path, encoding, n_notices):
+    for end in ("\n", "\r\n", "\r"):
+        text = end.join(["größe;b", '5" Rohr;"two\nlines"', "", 'é, "x";2', ";", "", ""])
+        table = read_table(write(tmp_path, text.encode(encoding)))
+        assert table.frame.columns == ["größe", "b"]
+        assert table.frame.rows() == [('5" Rohr', "two\nlines"), ('é, "x"', "2"), (None, None)]
+        assert len(table.notices) == n_notices
+
+
+def test_first_sheet_of_a_spreadsheet(tmp_path):
+    """With a blank row, and a text after the rows from which types are usually guessed."""
+    space = "http://schemas.openxmlformats.org"
+    main, links = f"xmlns='{space}/spreadsheetml/2006/main'", f"{space}/officeDocument/2006/relationships"
+    cells = "".join(f"<row><c t='str'><v>{x}</v></c><c><v>{x}</v></c></row>" for x in ("x", *range(1500)))
+    cells += "<row/><row><c t='str'><v>late</v></c><c t='str'><v>late</v></c></row>"
+    sheets = "".join(f"<sheet name='{name}' sheetId='1' r:id='worksheet'/>" for name in ("One", "Two"))
+    parts = {
+        "workbook": f"<workbook {main} xmlns:r='{links}'><sheets>{sheets}</sheets></workbook>",
+        "worksheet": f"<worksheet {main}><sheetData>{cells}</sheetData></worksheet>",
+    }
+    ties = "".join(f"<Relationship Id='{a}' Type='{links}/{a}' Target='{a}.xml'/>" for a in parts)
+    ties = f"<Relationships xmlns='{space}/package/2006/relationships'>{ties}</Relationships>"
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as book:
+        book.writestr("_rels/.rels", ties.replace("/workbook'", "/officeDocument'"))
+        for name, content in {**parts, "_rels/workbook": ties}.items():
+            book.writestr(f"{name}.xml{'.rels' * (content is ties)}", content)
+    table = read_table(tmp_path / "a.xlsx")
+    assert table.frame.shape == (1501, 2)
+    assert table.frame.row(-1) == ("late", "late")
+    assert len(table.notices) == 1
 
 
 def test_parquet(tmp_path):
@@ -93,16 +122,14 @@ def test_pandas_frames_of_all_kinds():
         "a,,\n1,2,3\n",
         "some text\nthat is no table\n",
         b"\x89PNG\r\n\x1a\n\0\0\0",
-        "a,b\n1,\u00e9\n".encode("latin-1"),
-        "a,b\n1,2\n".encode("utf-16"),
         b"PK\x03\x04\x14\0",
         b"\x1f\x8b\x08\0",
         "a,b\n1,2,3\n1,2\n",
         "a,b,c\n1,2,3\n\n1,2\n4,5,6\n",
         'a,b\n1,"x\n2,3\n',
         "a,b\n" + "x" * 200_000 + ",2\n",
-        b"a,b\n" + b"1,2\n" * 50_000 + b"1,\xff\xfe\n",
-        b"a,b\r1,2\r3,4\r",
+        b"a,b\n1,\x81\n",  # neither UTF-8 nor Windows-1252
+        'a,b\n"x" y,1\n',
     ],
     ids=lambda content: repr(content[:20]),
 )
@@ -252,7 +279,9 @@ def test_time_zones_are_converted_to_utc():
         ("Unnamed: 0", [3 * i for i in range(N)], "id", "--as 'Unnamed: 0=number'"),
         ("customer_id", [i // 3 for i in range(N)], "id", "--as customer_id=number"),
         ("store_id", [i % 9 for i in range(N)], "category", "--as store_id=number"),
-        ("area", [i * i for i in range(N)], "number", ""),  # all differ, but nothing says that they name rows
+        ("area", [i * i for i in range(N)], "number", "--as area=id"),  # all differ: asked, but used
+        ("area", [i * i for i in range(N - 1)] + [0], "number", ""),
+        ("zip", [10_000 + i // 2 for i in range(N)], "number", "--as zip=category"),
         ("n", list(range(5, N + 5)), "id", "--as n=number"),
         ("n", [str(i) for i in range(N)], "id", "--as n=number"),
         ("tracking", [10**16 + 7919 * i for i in range(N)], "id", "--as tracking=number"),
@@ -284,13 +313,17 @@ def test_rules(name, values, kind, hint):
         assert (again.name, again.kind, again.hint) == (option, wanted, "")
 
 
-def test_a_text_among_numbers_is_named():
-    cells = pl.Series("age", [*(str(1.5 * i) for i in range(99)), "unknown"])
+@pytest.mark.parametrize("form", ["", "%Y-%m-%d", "%d.%m.%y", "%d %b %Y", "%m/%d/%Y %H:%M"])
+def test_a_text_among_numbers_or_dates_is_named(form):
+    """One among dates made an identifier of the column."""
+    days = [datetime.datetime(2019, 11, 5, 8) + datetime.timedelta(days=i) for i in range(99)]
+    texts = [day.strftime(form) if form else str(day.timestamp()) for day in days]
+    cells, kind = pl.Series("day", [*texts, "soon"]), "date" if form else "number"
     use, column = recognise(cells)
-    assert column.kind == "text"
-    assert "'unknown'" in use.detail
-    with pytest.raises(TableError, match="'age', row 100"):
-        recognise(cells, as_="number")
+    assert (column.kind, use.hint) == ("text", f"--as day={kind}")
+    assert "'soon'" in use.detail
+    with pytest.raises(TableError, match="'day', row 100"):
+        recognise(cells, as_=kind)
 
 
 def test_categories_that_are_joined_are_counted():
@@ -418,11 +451,14 @@ def test_a_cell_is_read_without_the_others():
 
 
 def test_new_values():
-    problem = problem_of(rows(c=["u", "v"] * 30))
-    new = pl.DataFrame({"x": [1.0, 99.0, None], "c": ["w", "u", None]})
+    days = [datetime.datetime(2020, 1, 1 + i % 28, 12) for i in range(60)]
+    problem = problem_of(rows(c=["u", "v"] * 30, d=days))
+    later = [days[27], datetime.datetime(2020, 1, 28, 13), None]
+    new = pl.DataFrame({"x": [1.0, 99.0, None], "c": ["w", "u", None], "d": later})
     inputs = read_inputs(problem.inputs, Table(new, "new"))
-    beyond = [column.is_new(inputs[column.name]).to_list() for column in problem.inputs]
-    assert beyond == [[False, True, False], [True, False, True]]
+    columns = [Column.from_json(json.loads(json.dumps(state))) for state in problem.reading()["columns"]]
+    beyond = [column.is_new(inputs[column.name]).to_list() for column in columns]
+    assert beyond == [[False, True, False], [True, False, True], [False, True, False]]
     with pytest.raises(TableError, match="'c'"):
         read_inputs(problem.inputs, Table(new.drop("c"), "new"))
 

@@ -40,7 +40,7 @@ def _option(panel: str, help: str, *flags: str, **more: Any) -> Any:
 @app.command(rich_help_panel=YOUR_DATA)
 def compare(
     data: Annotated[
-        str, typer.Argument(help="CSV or Parquet file, or diabetes, breast_cancer, wine, iris, digits.")
+        str, typer.Argument(help="CSV, xlsx or Parquet file, or diabetes, breast_cancer, wine, iris, digits.")
     ],
     target: Annotated[str | None, _option(_TABLE, "Column to predict; known for built-in tables.")] = None,
     task: Annotated[
@@ -243,7 +243,7 @@ def _progress(console: Console) -> Iterator[Callable[[float, str], None]]:
 @app.command(rich_help_panel=YOUR_DATA)
 def predict(
     model: Annotated[Path, typer.Argument(help="model.elliptica, as written by elliptica compare.")],
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the same input columns.")],
+    data: Annotated[Path, typer.Argument(help="CSV, xlsx or Parquet file with the same input columns.")],
     out: Annotated[
         Path, typer.Option(help="CSV (or .parquet) file for the predictions.", dir_okay=False)
     ] = Path("predictions.csv"),

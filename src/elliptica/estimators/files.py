@@ -36,6 +36,7 @@ _TRUSTED = {
     f"{_HGB}.predictor": ["TreePredictor"],
     "sklearn._loss.link": ["IdentityLink", "Interval", "LogitLink", "MultinomialLogit"],
     "sklearn._loss.loss": ["HalfBinomialLoss", "HalfMultinomialLoss", "HalfSquaredError"],
+    "sklearn.model_selection._split": ["KFold"],
 }
 TRUSTED = [f"{module}.{name}" for module, names in _TRUSTED.items() for name in names]
 

@@ -13,8 +13,9 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
+from sklearn.model_selection import KFold
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, TargetEncoder
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
 
 from elliptica._utils import checks
@@ -29,6 +30,10 @@ _HEAVY, _BOUND = 10.0, 3.0
 _MARGIN = 2.0
 #: Maximum number of texts from which parts of words are learnt, and maximum number of parts.
 _MOST_TEXTS, _MOST_PARTS = 10_000, 4_000
+#: Largest number of codes that all boosted trees split by.
+_MOST_CODES = 255
+#: Mean targets of a category count as much as so many rows of the mean of all rows.
+_SHRINKAGE = 5.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -40,8 +45,9 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     - *Numbers*, booleans and durations (in days): gaps are filled with the median of the training rows. If a
       column had gaps in training, a column of 0 and 1 marks them.
     - *Categories* (strings and categories) become one column per category. Rare categories share one column
-      with categories that training never saw, and a gap is a category. Convert whole numbers that are codes
-      to strings first, or name them in ``kinds``.
+      with categories that training never saw, and a gap is a category. More than ``max_categories`` become
+      the mean target of their rows, shrunk towards that of all rows (a column per class beyond two). Convert
+      whole numbers that are codes to strings first, or name them in ``kinds``.
     - *Dates* become days since 1970, the year, and the season: month, day, day of the week and, if there are
       any, hour, each as a point on a circle (skrub's ``DatetimeEncoder``).
     - *Free text* (strings of three or more words on average, with more values than ``max_categories``)
@@ -59,9 +65,13 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             the training rows (more than ten spreads from the median) are squashed smoothly into (-3, 3), and
             others are clipped at twice the training range beyond it.
         n_components: Number of output columns per column of free text.
+        native: Encode for trees that split by category and by gaps: up to 255 categories are codes from 0,
+            numbers are unchanged, and gaps and categories that training never saw are NaN.
 
     Attributes:
         kinds_: Kind of each column.
+        kinds_out_: Kind of each output column; target means are numbers.
+        categorical_: Whether each output column holds codes; only if ``native``.
 
     Example:
         >>> frame = pl.DataFrame({"age": [20, None, 40], "town": ["A", "B", "A"]})
@@ -79,9 +89,15 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     kinds: Mapping[str, Kind] | None = None
     scale: Literal["standard", "robust"] = "standard"
     n_components: int = 10
+    native: bool = False
 
     def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
-        """Learn kinds of columns, medians, categories, scales and parts of words; ``y`` is ignored."""
+        """Learn how to encode each column; target means need ``y``, where floats are numbers, not classes."""
+        self.fit_transform(X, y)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+        """Learn, and return the training rows; the target means of a row are those of other rows."""
         columns = list(self._columns(X, reset=True))
         kinds = dict(self.kinds or {})
         if unknown := set(kinds) - {column.name for column in columns}:
@@ -90,10 +106,19 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             checks.choice("kinds", kind, get_args(Kind))
         checks.choice("scale", self.scale, ("standard", "robust"))
         self.kinds_: list[Kind] = [kinds.get(column.name) or self._kind(column) for column in columns]
-        pairs = zip(self.kinds_, columns, strict=True)
-        self.encoders_ = [self._encoder(kind).fit(read_column(column, kind)) for kind, column in pairs]
+        self.encoders_ = []
         self.zones_ = [has_zone(column) for column in columns]
-        return self
+        self.kinds_out_: list[Kind] = []
+        numbers = []
+        for kind, column in zip(self.kinds_, columns, strict=True):
+            values = read_column(column, kind)
+            encoder = self._encoder(kind, values, y)
+            numbers.append(encoder.fit_transform(values, y))
+            self.encoders_.append(encoder)
+            is_mean = isinstance(encoder, TargetEncoder)
+            self.kinds_out_ += ["number" if is_mean else kind] * numbers[-1].shape[1]
+        self.categorical_ = np.asarray([self.native and kind == "category" for kind in self.kinds_out_])
+        return np.hstack(numbers, dtype=np.float64)
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the columns as numbers, in the order of ``X``; raise if they differ from training."""
@@ -152,19 +177,38 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         is_text = dtype == pl.String and column.n_unique() > self.max_categories
         return "text" if is_text and is_free_text(column.drop_nulls().to_list()) else "category"
 
-    def _encoder(self, kind: Kind) -> Any:
+    def _encoder(self, kind: Kind, values: np.ndarray, y: Any) -> Any:
         if kind == "number":
-            return _number_encoder(self.scale == "robust")
+            return Bounds(False) if self.native else _number_encoder(self.scale == "robust")
         if kind == "date":
             return Dates(self.scale == "robust")
         if kind == "category":
-            return OneHotEncoder(
-                min_frequency=self.min_frequency,
-                max_categories=self.max_categories,
-                handle_unknown="infrequent_if_exist",
-                sparse_output=False,
-            )
+            return self._category_encoder(values, y)
         return TextDirections(self.n_components, self.min_frequency)
+
+    def _category_encoder(self, values: np.ndarray, y: Any) -> Any:
+        known = sorted(set(values[:, 0]) - {MISSING}) or [MISSING]
+        limit = _MOST_CODES if self.native else self.max_categories
+        if len(known) > limit and (target_type := self._target_type(y)) is not None:
+            parts = KFold(5, shuffle=True, random_state=0)
+            return TargetEncoder(target_type=target_type, smooth=_SHRINKAGE, cv=parts)
+        if self.native:
+            unknown: dict[str, Any] = {"handle_unknown": "use_encoded_value", "unknown_value": np.nan}
+            return OrdinalEncoder(categories=[known], max_categories=limit, **unknown)  # a gap is unknown
+        return OneHotEncoder(
+            min_frequency=self.min_frequency,
+            max_categories=limit,
+            handle_unknown="infrequent_if_exist",
+            sparse_output=False,
+        )
+
+    def _target_type(self, y: Any) -> str | None:
+        """Return scikit-learn's name of the kind of targets; None if their means make no columns."""
+        y = np.asarray([[]] if y is None else y)
+        if y.ndim > 1 or y.dtype.kind == "f":
+            return "continuous" if y.ndim == 1 else None
+        n_classes = len(np.unique(y))
+        return "binary" if n_classes == 2 else "multiclass" if 2 < n_classes <= self.max_categories else None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

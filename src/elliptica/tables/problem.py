@@ -155,8 +155,8 @@ def make_problem(
         as_: Kinds of columns that are recognised wrongly, see `columns.Override`.
         test: Labelled rows for testing, read in the notation of ``table``.
     """
-    roles, as_ = [target, *(name for name in (group, split_by, time) if name is not None)], as_ or {}
-    _check_roles(table, [*roles, *as_], as_)
+    as_ = as_ or {}
+    _check_roles(table, [target, *(name for name in (group, split_by, time) if name is not None), *as_], as_)
     uses: dict[str, ColumnUse] = {}
     if split_by is not None:
         uses[split_by] = ColumnUse(split_by, "unused", "rows of equal value stay together")
@@ -165,32 +165,33 @@ def make_problem(
     notices = list(table.notices)
     comma = any(needs_comma(column) for column in table.frame.iter_columns())
     goal = find_target(table.frame[target], task, comma, notices)
+    roles = [as_category(clean(table.frame[name])) for name in uses]
     inputs = _recognise_inputs(table, target, uses, as_, comma)
     clock = None if time is None else _find_time(table.frame[time], as_.get(time), comma)
-    parts = [_read_part(table, goal, clock, inputs, MIN_ROWS, notices)]
+    names = [column.name for column in inputs]
+    parts = [_read_part(table, goal, clock, [*inputs, *roles], MIN_ROWS, notices)]
     _check_target(goal, parts[0].target)
-    giveaways = _mark_giveaways(uses, parts[0], goal, notices)
+    giveaways = _mark_giveaways(uses, parts[0].features.select(names), parts[0].target, goal, notices)
     is_test = None
     if test is not None:
-        for name in roles:
-            check_column(test, name, "test rows")
-        parts.append(_read_part(test, goal, clock, inputs, MIN_TEST_ROWS, notices))
+        parts.append(_read_part(test, goal, clock, [*inputs, *roles], MIN_TEST_ROWS, notices))
         is_test = np.repeat([False, True], [len(part.target) for part in parts])
-    names = None if group is None else _read_role(parts, group)
+    rows, targets = pl.concat([part.features for part in parts]), [part.target for part in parts]
+    groups = None if group is None else rows[group]
     return TableProblem(
-        features=pl.concat([part.features for part in parts]),
-        target=np.concatenate([part.target for part in parts]),
+        features=rows.select(names),
+        target=np.concatenate(targets),
         task="classification" if goal.classes else "regression",
         target_name=target,
         inputs=inputs,
         goal=goal,
         columns=tuple(uses[name] for name in table.frame.columns if name != target),
-        groups=None if names is None else names.to_numpy().astype(str),
-        judged=None if names is None else _judged(names, is_test, notices),
+        groups=None if groups is None else groups.to_numpy().astype(str),
+        judged=None if groups is None else _judged(groups, is_test, notices),
         group_name=group,
-        blocks=None if split_by is None else _blocks(_read_role(parts, split_by)),
+        blocks=None if split_by is None else _blocks(rows[split_by]),
         split_name=split_by,
-        copies=_find_copies(parts, notices),
+        copies=_find_copies(rows.select(names), targets, notices),
         times=None if time is None else np.concatenate([part.times for part in parts]),
         clock=clock,
         is_test=is_test,
@@ -244,7 +245,7 @@ def _number_column(known: pl.Series, n_values: int, comma: bool) -> Column | Non
         return Column(known.name, "number")
     if known.str.contains(r"^[-+]?0\d+$").any():
         return None
-    column, share = find_number(known, comma=comma) or (None, 0.0)
+    column, share = find_number(known, comma=comma)
     return column if share == 1 or (share >= 0.9 and n_values > FEW_VALUES) else None
 
 
@@ -290,18 +291,19 @@ def _find_time(cells: pl.Series, as_: str | None, comma: bool) -> Column:
 class _Part(NamedTuple):
     """Rows of one table that have a target and, if there is a time column, a time."""
 
-    frame: pl.DataFrame
-    features: pl.DataFrame
+    features: pl.DataFrame  # inputs, and group and split-by columns as categories
     target: np.ndarray
     times: np.ndarray
 
 
 def _read_part(
-    table: Table, goal: Target, clock: Column | None, inputs: Sequence[Column], least: int, notices: list[str]
+    table: Table, goal: Target, clock: Column | None, used: Sequence[Column], least: int, notices: list[str]
 ) -> _Part:
     """Read a table in the notation of training, in the order of time."""
+    for column in filter(None, (goal.column, clock)):
+        check_column(table, column.name, "test rows")
     known, target = goal.read(table.frame[goal.column.name], f"{table.name}: ")
-    features = read_inputs(inputs, table)
+    features = read_inputs(used, table)
     rows, times = np.flatnonzero(known), np.empty(0)
     if lost := len(known) - len(rows):
         notices.append(f"{lost} of {len(known)} rows of {table.name} have no target and are dropped.")
@@ -324,15 +326,15 @@ def _read_part(
             f"{table.name} has {count(len(rows), 'row')} with a target{' and a time' if clock else ''}, "
             f"but at least {least} are needed."
         )
-    return _Part(table.frame[rows], features[rows], target, times)
+    return _Part(features[rows], target, times)
 
 
 def _mark_giveaways(
-    uses: dict[str, ColumnUse], main: _Part, goal: Target, notices: list[str]
+    uses: dict[str, ColumnUse], features: pl.DataFrame, target: np.ndarray, goal: Target, notices: list[str]
 ) -> tuple[str, ...]:
     """Mark inputs that give the target away, and add warnings."""
     task = "classification" if goal.classes else "regression"
-    giveaways = find_giveaways(main.features, main.target, task)
+    giveaways = find_giveaways(features, target, task)
     for name in giveaways:
         hint = f"--as {shlex.quote(f'{name}=id')}"
         detail = "; ".join(part for part in (uses[name].detail, "gives the target away?") if part)
@@ -344,23 +346,18 @@ def _mark_giveaways(
     return tuple(giveaways)
 
 
-def _find_copies(parts: Sequence[_Part], notices: list[str]) -> np.ndarray | None:
+def _find_copies(
+    features: pl.DataFrame, targets: Sequence[np.ndarray], notices: list[str]
+) -> np.ndarray | None:
     """Number the rows so that copies share a number; None if there are no copies."""
-    target = pl.Series("target of elliptica", np.concatenate([part.target for part in parts]))
-    block = find_copies(pl.concat([part.features for part in parts]).with_columns(target))
+    block = find_copies(features.with_columns(pl.Series("target of elliptica", np.concatenate(targets))))
     if block is None:
         return None
-    n, n_equal = len(parts[0].target), len(block) - int(block.max()) - 1
+    n, n_equal = len(targets[0]), len(block) - int(block.max()) - 1
     notices.append(f"{n_equal:,} of {len(block):,} rows equal another. Random folds keep copies together.")
     if n_known := int(np.isin(block[n:], block[:n]).sum()):
         notices.append(f"Warning: {n_known:,} test rows are copies of training rows. Remove them.")
     return block
-
-
-def _read_role(parts: Sequence[_Part], name: str) -> pl.Series:
-    """Read a group or split-by column of all parts as categories, exactly as it is written."""
-    column = as_category(clean(parts[0].frame[name]))
-    return pl.concat([column.read(part.frame[name]) for part in parts])
 
 
 def _judged(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:

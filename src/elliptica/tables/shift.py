@@ -135,9 +135,9 @@ def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
     return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 
 
-def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
-    """Build the preprocessor that converts the columns of a problem to numbers."""
-    return TablePreprocessor(kinds=problem.kind_of, scale="robust")
+def make_preprocessor(problem: TableProblem, native: bool = False) -> TablePreprocessor:
+    """Build the preprocessor that converts the columns of a problem to numbers; ``native``: for trees."""
+    return TablePreprocessor(kinds=problem.kind_of, scale="robust", native=native)
 
 
 def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[Fold]:

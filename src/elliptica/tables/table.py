@@ -1,4 +1,4 @@
-"""Read tables from CSV, Parquet or frames, and decide in training what the cells of every column are.
+"""Read tables from files or frames, and decide in training what the cells of every column are.
 
 The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
 
@@ -6,7 +6,8 @@ The rules, in order; ``--as COLUMN=KIND`` (``as_``) overrides them:
 2. *Number*: all cells are numbers in one notation (decimal sign, separator of thousands, the same currency
    sign, percent sign or unit in every cell). But whole numbers that count the rows, or have a name such as
    ``customer_id`` and more than 50 values, are an *identifier*; those with leading zeros, above 2^53, or with
-   a name such as ``zip`` and few values, are a *category*.
+   a name such as ``zip`` and few values, are a *category*. Others that all differ, or have such a name, are
+   numbers, with a hint.
 3. *Date*: all cells are dates in one format, with a time zone in every cell or in none.
 4. *Identifier*: texts that differ in at least 95 % of the rows, of fewer than three words on average.
 5. *Text*: more than 50 texts, of three words on average, or different in more than 20 % of the rows.
@@ -22,7 +23,6 @@ import dataclasses
 import itertools
 import re
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,8 +35,9 @@ from sklearn import datasets
 from skrub import ToDatetime
 from skrub.core import RejectColumn
 
+from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
-from elliptica.estimators.preprocess import MISSING, Kind, TextDirections, as_series, has_zone, is_free_text
+from elliptica.estimators.preprocess import MISSING, Kind, as_series, has_zone, is_free_text
 
 MAX_ROWS = 200_000
 SEPARATORS = (",", ";", "\t", "|")
@@ -54,7 +55,8 @@ BUILT_IN = {
     "iris": "species",
     "california_housing": "price",
 }
-_HEAD = 50  # rows from which the separator is detected
+#: Lines from which the separator is detected, and rows that are converted at once.
+_HEAD, _PART = 50, 2_000
 
 
 class TableError(ValueError):
@@ -76,95 +78,101 @@ def read_table(
 ) -> Table:
     """Read a table from a file, or take it from a frame.
 
-    Rows are counted before they are read, so a file that is too long raises without being loaded. Text is
-    stripped, and cells such as ``NA`` are missing values.
+    Text is stripped, and cells such as ``NA`` are missing values. CSV files are in UTF-8, in UTF-16 with a
+    byte order mark, or else in Windows-1252, which contains Latin-1; a notice says so.
 
     Args:
-        source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), a polars or pandas
-            frame, or, if there is no such file, the name of a table of scikit-learn (see `BUILT_IN`).
+        source: Path of a ``.parquet`` or ``.pq`` file, of a spreadsheet (``.xlsx``, ``.xls``, ``.ods``; its
+            first sheet), of a CSV file (any other name), a polars or pandas frame, or, if there is no such
+            file, the name of a table of scikit-learn (see `BUILT_IN`).
         max_rows: Maximum number of rows; None means no limit. Longer tables raise.
         sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
         seed: Seed of that sample.
     """
     try:
-        name, lazy, blank = _open(source)
-        n_rows = lazy.select(pl.len()).collect().item() - len(blank)
-        is_sample = max_rows is not None and n_rows > max_rows
-        if is_sample and not sample:
-            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
-        kept = np.delete(np.arange(n_rows + len(blank)), blank)
-        if is_sample:
-            draws = np.random.default_rng(stream_seed("sample", seed))
-            kept = np.sort(kept[draws.choice(n_rows, max_rows, replace=False)])
-        if len(kept) < n_rows + len(blank):
-            index = "row index of elliptica"  # a name that tables do not have
-            chosen = pl.col(index).is_in(kept.astype(np.uint32).tolist())
-            lazy = lazy.with_row_index(index).filter(chosen).drop(index)
-        frame = lazy.collect()
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError, csv.Error) as error:
+        name, frame, notices = _open(source)
+    except (pl.exceptions.PolarsError, OSError, UnicodeError, csv.Error) as error:
         why = str(error).splitlines()[0]
         raise TableError(f"{source} cannot be read: {why}. Save it as CSV in UTF-8.") from error
-    if not len(frame):
+    n_rows = len(frame)
+    if not n_rows:
         raise TableError(f"{name} has column names but no rows.")
+    is_sample = max_rows is not None and n_rows > max_rows
+    if is_sample:
+        if not sample:
+            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
+        draws = np.random.default_rng(stream_seed("sample", seed))
+        frame = frame[np.sort(draws.choice(n_rows, max_rows, replace=False))]
+        notices = (*notices, f"A random sample of {max_rows:,} of {n_rows:,} rows is used.")
     text = pl.col(pl.String).str.strip_chars()
     frame = frame.with_columns(pl.when(text.is_in(["", *_GAPS])).then(None).otherwise(text).name.keep())
-    notices = (f"A random sample of {max_rows:,} of {n_rows:,} rows is used.",) if is_sample else ()
     return Table(frame, name, notices, is_sample)
 
 
-def _open(source: Any) -> tuple[str, pl.LazyFrame, list[int]]:
-    """Open a table; return its name, its rows, and which of them are blank lines."""
+def _open(source: Any) -> tuple[str, pl.DataFrame, tuple[str, ...]]:
+    """Read a table; return its name, its rows, and notices."""
     if not isinstance(source, str | Path):
         if not isinstance(source, pl.LazyFrame | pl.DataFrame):  # polars' own conversion needs pyarrow
             columns = enumerate(source.columns)
             source = pl.DataFrame([as_series(str(name), source.iloc[:, i]) for i, name in columns])
-        return "frame", source.lazy(), []
+        return "frame", source.lazy().collect(), ()
     file = Path(source)
     if not file.is_file():
         if str(source) in BUILT_IN:
-            return str(source), _built_in(str(source)).lazy(), []
+            return str(source), _built_in(str(source)), ()
         raise TableError(
-            f"{source} is not a file. Pass a CSV or Parquet file. Tables that need no file: "
+            f"{source} is not a file. Pass a CSV, Parquet or xlsx file. Tables that need no file: "
             f"{', '.join(BUILT_IN)}."
         )
     if file.suffix.lower() in (".parquet", ".pq"):
-        return file.name, pl.scan_parquet(file, glob=False), []  # data[1].csv is a name, not a pattern
-    names, separator, blank = _check_csv(file)
-    lazy = pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, new_columns=names)
-    return file.name, lazy, blank
+        return file.name, pl.read_parquet(file, glob=False), ()  # data[1].csv is a name, not a pattern
+    if file.suffix.lower() in (".xlsx", ".xls", ".xlsb", ".ods"):
+        book = import_extra("A spreadsheet", "tables", "fastexcel").read_excel(file)
+        frame = pl.DataFrame(book.load_sheet(0, schema_sample_rows=None))  # else a late text becomes a gap
+        notice = f"Only the first sheet of {file.name}, {book.sheet_names[0]!r}, is read."
+        known = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+        return file.name, known, (notice,) if len(book.sheet_names) > 1 else ()
+    with file.open("rb") as handle:
+        encoding = "utf-16" if handle.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        return file.name, _read_csv(file, encoding), ()
+    except UnicodeDecodeError:
+        notice = f"{file.name} is not in UTF-8 and is read as Windows-1252. Check letters with accents."
+        return file.name, _read_csv(file, "cp1252"), (notice,)
 
 
-def _check_csv(file: Path) -> tuple[list[str], str, list[int]]:
-    """Return the column names, the separator and the blank rows of a CSV file.
+def _read_csv(file: Path, encoding: str) -> pl.DataFrame:
+    """Read the cells of a CSV file as text, without blank lines.
 
-    Polars fills short rows with missing values and renames columns of equal name, which hides a broken file.
+    Polars fills short rows with missing values and stops at the sign of an inch, so the standard library
+    splits the lines.
     """
-    separator = max(SEPARATORS, key=lambda each: _agreement(file, each))
-    with file.open(encoding="utf-8-sig", newline="") as handle:
-        reader = csv.reader(handle, delimiter=separator)
+    with file.open(encoding=encoding, newline="") as handle:
+        head = list(itertools.islice(handle, _HEAD))
+        handle.seek(0)
+        separator = max(SEPARATORS, key=lambda each: _agreement(head, each))
+        reader = csv.reader(handle, delimiter=separator, strict=True)
         names = [name.strip() for name in next(filter(None, reader), [])]
-        if not names:
-            raise TableError(f"{file.name} is empty.")
-        name, times = Counter(names).most_common(1)[0]
-        if times > 1 or len(names) == 1:
-            what = f"occurs {times} times" if times > 1 else "is the only one"
-            raise TableError(f"{file.name} needs two or more columns of different names: {name!r} {what}.")
-        blank = []
-        for number, row in enumerate(reader):
-            if not row:
-                blank.append(number)
-            elif len(row) != len(names):
-                raise TableError(
-                    f"Line {reader.line_num} of {file.name} has {len(row)} cells, but the header has "
-                    f"{len(names)}. A missing value is an empty cell; cells with a separator need quotes."
-                )
-    return names, separator, blank
+        if len(names) < 2:
+            raise TableError(f"{file.name} has {len(names)} columns, but needs two or more.")
+        schema = [(name, pl.String) for name in names]
+        parts = [pl.DataFrame(schema=schema)]
+        try:
+            while part := list(itertools.islice(filter(None, reader), _PART)):
+                if wrong := next((row for row in part if len(row) != len(names)), None):
+                    raise csv.Error(f"{wrong} has {len(wrong)} cells, but the header has {len(names)}")
+                parts.append(pl.DataFrame(list(zip(*part, strict=True)), schema, orient="col"))
+        except csv.Error as error:
+            raise TableError(
+                f"{file.name}, by line {reader.line_num}: {error!s:.200}. A missing value is an empty cell; "
+                "cells with a separator need quotes."
+            ) from error
+    return pl.concat(parts, rechunk=True)
 
 
-def _agreement(file: Path, separator: str) -> tuple[float, int]:
+def _agreement(head: Sequence[str], separator: str) -> tuple[float, int]:
     """Return the share of the first rows that are as long as the header, and its length."""
-    with file.open(encoding="utf-8-sig", newline="") as handle:
-        rows = [row for row in itertools.islice(csv.reader(handle, delimiter=separator), _HEAD) if row]
+    rows = [row for row in csv.reader(head, delimiter=separator) if row]
     width = len(rows[0]) if rows else 0
     return (sum(len(row) == width for row in rows) / len(rows) if width > 1 else 0.0), width
 
@@ -201,7 +209,9 @@ LARGEST = 1e100
 
 _EXACT = 2**53  # floats hold all whole numbers below
 _MOST_SEEN = 1000  # categories that are kept to recognise new ones
-_RARE = 5  # `TablePreprocessor` joins categories in fewer rows, and all but the 50 most frequent
+_RARE = 5  # `TablePreprocessor` joins categories in fewer rows
+#: A remark about a column, and the kind that the user may want instead.
+Doubt = tuple[str, Override] | None
 _ID_NAMES = {
     *("id", "ids", "uuid", "guid", "key", "identifier", "index", "rownames", "unnamed"),
     *("patient", "subject", "customer", "person", "user", "household"),
@@ -256,7 +266,7 @@ class Column:
     format: str = ""  # of dates
     zone: bool = False  # whether dates have a time zone; they are converted to UTC
     coded: bool = False  # whether categories are numbers; 1 and 1.0 are the same
-    seen: tuple[Any, ...] = ()  # training's smallest and largest number, or its categories if they are few
+    seen: tuple[Any, ...] = ()  # training's least and greatest number or date, or its categories if few
 
     def read(self, cells: pl.Series, where: str = "") -> pl.Series:
         """Convert cells to Float64, to text, or to dates without a zone; ``where`` begins messages.
@@ -286,8 +296,9 @@ class Column:
 
     def trained(self, values: pl.Series) -> Column:
         """Remember which values training had."""
-        if self.kind == "number":
-            return dataclasses.replace(self, seen=(values.min(), values.max()))
+        if self.kind in ("number", "date"):
+            keys = values.cast(pl.String) if self.kind == "date" else values
+            return dataclasses.replace(self, seen=(keys.min(), keys.max()))
         few = self.kind == "category" and values.n_unique() <= _MOST_SEEN
         return dataclasses.replace(self, seen=tuple(values.unique().sort()) if few else ())
 
@@ -295,7 +306,8 @@ class Column:
         """Mark values that training did not have: outside its range, or a new category."""
         if not self.seen:
             return values.is_null() & False
-        known = values.is_between(*self.seen) if self.kind == "number" else values.is_in(self.seen)
+        keys = values.cast(pl.String) if self.kind == "date" else values
+        known = keys.is_in(self.seen) if self.kind == "category" else keys.is_between(*self.seen)
         return ~known.fill_null(True)
 
     @classmethod
@@ -385,17 +397,17 @@ def is_whole(cells: pl.Series) -> bool:
     return bool(cells.cast(pl.String).str.contains(_WHOLE).all())
 
 
-def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float] | None:
+def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float]:
     """Find the notation that fits most texts of a column, and the share of texts that it fits.
 
     ``comma``: whether other columns of the file have decimal commas, which decides for ``1.234``.
     """
     text = cells.drop_nulls().unique(maintain_order=True)
     like = next((match for cell in text.head(100) if (match := _AFFIXES.fullmatch(cell))), None)
+    best, most = Column(cells.name, "number"), 0.0
     if like is None:
-        return None
+        return best, most
     prefix, suffix = (part or "" for part in like.groups())
-    best, most = Column(cells.name, "number"), -1.0
     for decimal, thousands in sorted(_SEPARATORS, key=lambda pair: comma and pair[0] == "."):
         column = Column(cells.name, "number", decimal, thousands, prefix, suffix)
         share = _parse(text, column).count() / len(text)
@@ -410,8 +422,8 @@ def needs_comma(cells: pl.Series) -> bool:
     """Return whether the numbers of a column can only have decimal commas."""
     if cells.dtype != pl.String or not cells.str.contains(r"\d,\d").any():
         return False
-    numbers = find_number(cells)
-    return numbers is not None and numbers[1] == 1 and numbers[0].decimal == ","
+    column, share = find_number(cells)
+    return share == 1 and column.decimal == ","
 
 
 def find_date(cells: pl.Series) -> Column | None:
@@ -452,17 +464,14 @@ def recognise(
         return ColumnUse(name, "id", "identifier, not used"), None
     if reason := _useless(known):
         return ColumnUse(name, "unused", reason), None
-    if as_ is None:
-        column, remark = _decide(known, comma)
-    else:
-        column, remark = _override(known, as_, comma), ""
+    column, doubt = (_override(known, as_, comma), None) if as_ else _decide(known, comma)
     if column is None:
         hint = _change(name, "number" if is_whole(known) else "category")
         return ColumnUse(name, "id", "identifier, not used", hint), None
     values = column.read(cells)
     detail, hint = _describe(column, values, known.null_count())
-    if remark:
-        detail, hint = f"{detail}; {remark}", _change(name, "number")
+    if doubt is not None:
+        detail, hint = "; ".join(filter(None, (detail, doubt[0]))), _change(name, doubt[1])
     return ColumnUse(name, column.kind, detail, "" if as_ else hint), column.trained(values)
 
 
@@ -478,20 +487,19 @@ def _useless(cells: pl.Series) -> str:
     return f"it is {cells[0]!r} in all rows" if cells.n_unique() == 1 else ""
 
 
-def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, str]:
-    """Apply the rules of the module; return the column (None: an identifier) and a remark."""
-    name = cells.name
+def _decide(cells: pl.Series, comma: bool) -> tuple[Column | None, Doubt]:
+    """Apply the rules of the module; return the column (None: an identifier) and a doubt."""
     if cells.dtype in (pl.Date, pl.Datetime):
-        return find_date(cells), ""
-    if cells.dtype != pl.String:
-        return _decide_whole(cells, Column(name, "number")), ""
-    if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
-        return (None if _is_distinct(cells) else Column(name, "category")), ""
-    numbers = find_number(cells, comma=comma)
-    if numbers is not None and numbers[1] == 1:
-        return _decide_whole(cells, numbers[0]), ""
+        return find_date(cells), None
+    number, share = Column(cells.name, "number"), 1.0
+    if cells.dtype == pl.String:
+        if cells.str.contains(r"^[-+]?0\d").any() and cells.str.contains(r"^[-+]?\d+$").all():
+            return (None if _is_distinct(cells) else Column(cells.name, "category")), None
+        number, share = find_number(cells, comma=comma)
+    if share == 1:
+        return _decide_whole(cells, number)
     date = find_date(cells)
-    return _decide_text(cells, numbers) if date is None else (date, "")
+    return (date, None) if date else _decide_text(cells, number if share >= 0.5 else _likely_date(cells))
 
 
 def _is_distinct(cells: pl.Series) -> bool:
@@ -499,38 +507,52 @@ def _is_distinct(cells: pl.Series) -> bool:
     return cells.drop_nulls().n_unique() >= 0.95 * cells.count()
 
 
-def _decide_whole(cells: pl.Series, column: Column) -> Column | None:
+def _decide_whole(cells: pl.Series, column: Column) -> tuple[Column | None, Doubt]:
     """Tell identifiers (None), categories and dates from numbers, among whole numbers."""
     if not is_whole(cells):
-        return column
+        return column, None
     whole = _canonical(cells).drop_nulls()
     numbers, n_values, distinct = whole.cast(pl.Float64), whole.n_unique(), _is_distinct(cells)
-    category = as_category(cells)
-    if float(numbers.abs().max()) >= _EXACT:  # type: ignore[arg-type]
-        return None if distinct else category
     counts = len(numbers) == len(cells) and bool((numbers.diff()[1:] == 1).all())
     if counts and not cells.dtype.is_float():
-        return None
+        return None, None
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", cells.name)]
-    if not cells.name or _ID_NAMES.intersection(words[-1:]):
-        return None if n_values > MANY_TEXTS or distinct else category
-    if n_values > 2 and _CODE_NAMES.intersection(words) and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
-        return category
-    days = numbers.is_between(19_000_101, 21_001_231).all() and _parse_dates(whole, "%Y%m%d", False)
-    return column if days is False or days.null_count() else Column(cells.name, "date", format="%Y%m%d")
+    is_id = not cells.name or bool(_ID_NAMES.intersection(words[-1:]))
+    is_code = n_values > 2 and bool(_CODE_NAMES.intersection(words))
+    if is_id or float(numbers.abs().max()) >= _EXACT:  # type: ignore[arg-type]
+        return None if distinct or (is_id and n_values > MANY_TEXTS) else as_category(cells), None
+    if is_code and n_values <= max(MANY_TEXTS, 0.05 * len(cells)):
+        return as_category(cells), None
+    is_day = numbers.is_between(19_000_101, 21_001_231).all()
+    if is_day and not _parse_dates(whole, "%Y%m%d", False).null_count():
+        return Column(cells.name, "date", format="%Y%m%d"), None
+    if n_values == len(cells):
+        return column, ("all different: an identifier?", "id")
+    return column, ("a code?", "category") if is_code else None
 
 
-def _decide_text(cells: pl.Series, numbers: tuple[Column, float] | None) -> tuple[Column | None, str]:
-    known, remark = cells.drop_nulls(), ""
+def _decide_text(cells: pl.Series, likely: Column | None) -> tuple[Column | None, Doubt]:
+    """Tell identifiers (None), text and categories; ``likely`` is the notation of most of the cells."""
+    known, doubt = cells.drop_nulls(), None
     n_values = known.n_unique()
-    if numbers is not None and numbers[1] >= 0.5 and n_values > FEW_VALUES:
-        odd = known.filter(_parse(known, numbers[0]).is_null())[0]
-        remark = f"not numbers, because {odd!r:.40} is not {numbers[0].words()}"
+    if likely is not None and n_values > FEW_VALUES:
+        read = _parse(known, likely) if likely.kind == "number" else _dates(known, likely)
+        if not read.null_count():
+            return likely, None
+        misfit = known.filter(read.is_null())[0]
+        doubt = f"not {likely.kind}s, because {misfit!r:.40} is not {likely.words()}", likely.kind
     worded = is_free_text(known.to_list())
-    if _is_distinct(cells) and not worded and not remark:
-        return None, ""
+    if _is_distinct(cells) and not worded and not doubt:
+        return None, None
     is_text = n_values > MANY_TEXTS and (worded or n_values > 0.2 * len(known))
-    return Column(cells.name, "text" if is_text else "category"), remark
+    return Column(cells.name, "text" if is_text else "category"), doubt
+
+
+def _likely_date(cells: pl.Series) -> Column | None:
+    """Find the notation of most cells, if they look alike up to digits and letters, and are dates."""
+    shape = cells.drop_nulls().str.replace_all(r"\d+", "0").str.replace_all(r"\pL+", "a")
+    common, n = shape.value_counts(sort=True).row(0)
+    return find_date(cells.drop_nulls().filter(shape == common)) if n >= 0.5 * len(shape) else None
 
 
 def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
@@ -541,9 +563,10 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
         return Column(cells.name, "text")
     if as_ == "number" and cells.dtype != pl.String:
         return Column(cells.name, "number")
-    numbers = find_number(cells, comma=comma) if as_ == "number" else None
-    column = find_date(cells) if as_ == "date" else numbers and numbers[0]
-    if column is None:
+    column, share = find_number(cells, comma=comma) if as_ == "number" else (find_date(cells), 1.0)
+    if column is None and cells.dtype == pl.String:
+        column = _likely_date(cells)
+    if column is None or not share:
         raise TableError(f"Column {cells.name!r} cannot be read as {as_}: its cells have no common notation.")
     return column
 
@@ -551,10 +574,9 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
 def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, str]:
     """Return what the table of columns says, and the option that would change it."""
     counts = values.value_counts()["count"]
-    n_frequent = int((counts >= _RARE).sum())
-    n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
     is_category, is_text = column.kind == "category", column.kind == "text"
-    n_values = len(counts) - (n_missing > 0)
+    n_values, n_rare = len(counts) - (n_missing > 0), int((counts < _RARE).sum())
+    is_many = is_category and n_values > MANY_TEXTS
     sign = column.prefix or column.suffix
     parts = {
         f"in {'percent' if sign == '%' else sign}": bool(sign),
@@ -563,17 +585,16 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         "written day/month": column.format.startswith("%d/%m"),
         "with a time zone": column.zone,
         f"{n_values:,} values": is_category,
-        f"the {n_rare:,} rarest as one": is_category and n_rare > 1,
+        "each as the mean target of its rows": is_many,
+        f"the {n_rare:,} rarest as one": is_category and n_rare > 1 and not is_many,
         "numbers read as codes": column.coded,
         f"free text, {n_values:,} distinct texts": is_text,
-        "no part of which is frequent: it tells nothing": is_text
-        and TextDirections().fit(values.to_numpy()[:, None]).parts_ is None,
         f"{n_missing:,} missing": n_missing > 0,
     }
     changes = {
         "number": column.coded,
         "category": re.fullmatch(_UNIT, column.suffix),
-        "text": is_category and n_rare > 1,
+        "text": is_many or (is_category and n_rare > 1),
         "id": is_text,
     }
     hint = next((_change(column.name, kind) for kind, may in changes.items() if may), "")
