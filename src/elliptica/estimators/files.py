@@ -31,12 +31,14 @@ _TRUSTED = {
     "elliptica.estimators.classifier": ["EllipticClassifier"],
     "elliptica.estimators.regressor": ["EllipticRegressor"],
     "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
+    "functools": ["partial"],  # of a function that is trusted itself
     "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
     f"{_HGB}.predictor": ["TreePredictor"],
     "sklearn._loss.link": ["IdentityLink", "Interval", "LogitLink", "MultinomialLogit"],
     "sklearn._loss.loss": ["HalfBinomialLoss", "HalfMultinomialLoss", "HalfSquaredError"],
     "sklearn.model_selection._split": ["KFold"],
+    "sklearn.utils.validation": ["check_array"],
 }
 TRUSTED = [f"{module}.{name}" for module, names in _TRUSTED.items() for name in names]
 
@@ -160,7 +162,7 @@ def _check(model: Any) -> None:
     """Raise for a model that predicts no numbers, or reads beyond its arrays."""
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
-            _check_tree(tree.nodes, part.n_features_in_)
+            _check_tree(tree, part._n_features, part._bin_mapper.is_categorical_)
     if not np.all(getattr(model, "y_min_", 0.0) <= getattr(model, "y_max_", 0.0)):
         raise ValueError("the bounds of the targets are crossed")
     scales = [getattr(model, name, 1.0) for name in ("x_scale_", "y_scale_", "temperature_")]
@@ -170,16 +172,21 @@ def _check(model: Any) -> None:
         raise ValueError("predictions are NaN or infinite")
 
 
-def _check_tree(nodes: np.ndarray, n_features: int) -> None:
+def _check_tree(tree: Any, n_features: int, codes: np.ndarray) -> None:
     """Raise for a tree that leaves its nodes or columns: scikit-learn follows it without checks."""
+    nodes = tree.nodes
     inner = np.flatnonzero(nodes["is_leaf"] == 0)
+    by_code = inner[nodes["is_categorical"][inner] == 1]
     children = np.concatenate([nodes["left"][inner], nodes["right"][inner]])
     if (
         not np.isfinite(nodes["value"]).all()
         or not ((nodes["feature_idx"][inner] >= 0) & (nodes["feature_idx"][inner] < n_features)).all()
         or (children <= np.tile(inner, 2)).any()  # children come after their parent
         or (children >= len(nodes)).any()
-        or nodes["is_categorical"][inner].any()
+        or len(codes) != n_features
+        or not codes[nodes["feature_idx"][by_code]].all()
+        or (nodes["bitset_idx"][by_code] >= len(tree.raw_left_cat_bitsets)).any()
+        or tree.raw_left_cat_bitsets.shape[1:] != (8,)  # one bit per code below 256
     ):
         raise ValueError("a tree leads out of its nodes or columns, or to no number")
 

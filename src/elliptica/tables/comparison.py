@@ -26,7 +26,6 @@ from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.page import present_versions
 from elliptica.tables.methods import (
     CONSTANT,
-    JTT,
     METHODS,
     NAMES,
     REFERENCE,
@@ -48,7 +47,7 @@ LOCK = ".lock"
 #: Other files that a comparison writes.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
 #: Version of the records: of rows, draws and training. Others cannot be mixed with these.
-FORMAT = 6
+FORMAT = 7
 
 
 class Store:
@@ -471,8 +470,6 @@ class Session:
                 others = {m for m in missing if METHODS[m].make is not None}
                 tasks += [_Task((fold,), (method,)) for method in others]
                 methods |= missing - others
-            if JTT in methods:
-                methods.add(REFERENCE)  # JTT learns from its errors
             if methods:
                 tasks.append(_Task(tuple(stack), tuple(m for m in self.plan.methods if m in methods)))
         return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0]))

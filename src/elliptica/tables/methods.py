@@ -24,7 +24,7 @@ Select = Literal["average", "worst"]
 #: Usual value of a setting, followed by the ends of its range; three whole numbers stay whole.
 Range = tuple[float, float, float]
 
-REFERENCE, TREES, LINEAR, JTT = "erm", "trees", "linear", "jtt"
+REFERENCE, TREES, LINEAR = "erm", "trees", "linear"
 #: The constant prediction: always the mean, or the class frequencies, of the training rows.
 CONSTANT = "constant"
 _BOTH = ("classification", "regression")
@@ -32,7 +32,7 @@ _BOTH = ("classification", "regression")
 
 def _trees(task: str, settings: Mapping[str, Any], seed: int) -> Any:
     trees = HistGradientBoostingClassifier if task == "classification" else HistGradientBoostingRegressor
-    return trees(**settings, random_state=seed)
+    return trees(**settings, scoring="loss", random_state=seed)
 
 
 def _linear(task: str, settings: Mapping[str, Any], seed: int) -> Any:
@@ -51,7 +51,9 @@ class Method:
     tasks: tuple[str, ...] = _BOTH
     #: Makes a scikit-learn model from task, settings and seed; None for networks.
     make: Callable[[str, Mapping[str, Any], int], Any] | None = None
-    boosted: bool = False  # grows trees until validation rows stop it
+    boosted: bool = False  # grows trees until validation rows stop it; has scikit-learn's names of settings
+    native: bool = False  # splits by codes of categories and by gaps; others get indicators
+    effort: float = 1.0  # settings to try, in multiples of the plan's trials
     calibrated: bool = True  # has logits that a temperature can divide
     for_groups: bool = False  # made for groups: run if there are any, or if requested
     sees_groups: bool = False  # training uses the group column
@@ -71,17 +73,18 @@ METHODS: dict[str, Method] = {
     "groupdro": Method("GroupDRO", {"eta": (0.05, 0.005, 0.5)}, for_groups=True, sees_groups=True),
     "lisa": Method("LISA", {"alpha": (2.0, 0.5, 4.0)}, _CLASSES, for_groups=True, sees_groups=True),
     "balanced": Method("balanced batches", for_groups=True, sees_groups=True),
-    JTT: Method("JTT", {"upweight": (5.0, 2.0, 50.0)}, _CLASSES, for_groups=True),
     TREES: Method(
         "boosted trees",
         {
-            "learning_rate": (0.1, 0.02, 0.3),
-            "l2_regularization": (1e-3, 1e-3, 10.0),
+            "learning_rate": (0.1, 0.03, 0.2),
+            "max_features": (1.0, 0.3, 1.0),
             "max_leaf_nodes": (31, 4, 63),
             "min_samples_leaf": (20, 5, 50),
         },
         make=_trees,
         boosted=True,
+        native=True,
+        effort=2.5,
     ),
     LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
 }
@@ -104,13 +107,14 @@ class Plan:
     """How methods are compared, the same for all of them."""
 
     methods: tuple[str, ...]  # ordinary training first
-    trials: int = 8  # settings tried per method and fold; the validation rows choose among them
+    trials: int = 8  # settings that a network tries in a fold; the validation rows choose among them
     epochs: int = 100  # at most; the validation rows choose how many are used
     patience: int = 10  # epochs without a better validation loss before a network stops
     first_epochs: int = 0  # epochs after which the worse trials are dropped; 0 keeps all
     networks: int = 3  # size of the ensemble that is trained with the chosen settings
     batch_size: int = 32
     tuning_rows: int = 6_000  # at most so many training rows in a trial
+    first_rows: int = 1_000  # on so many, settings of trees are tried before the worse ones are dropped
     select: Select = "average"  # trials are chosen on average, or in the worst class, group or fifth
     bounded: bool = True  # clip predicted numbers to the range of the training targets
     log_target: bool = False  # learn the logarithm of the targets in every second trial
@@ -118,10 +122,16 @@ class Plan:
     quick: bool = False  # whether sizes were cut for a first impression
     seed: int = 0  # of trials, initial weights and noise
 
-    @property
-    def survivors(self) -> int:
-        """Number of trials that continue after ``first_epochs``."""
-        return math.ceil(self.trials / 3) if self.first_epochs else self.trials
+    def trials_of(self, method: str) -> int:
+        """Return how many settings of a method are tried; one, or one with a logarithm, if it has none."""
+        entry = METHODS[method]
+        if entry.make is not None and not entry.settings:
+            return 1 + self.log_target
+        return max(1, round(entry.effort * self.trials))
+
+    def survivors(self, method: str) -> int:
+        """Return how many trials continue after ``first_epochs`` or ``first_rows``."""
+        return math.ceil(self.trials_of(method) / (3 if METHODS[method].make is None else 5))
 
     def logs_target(self, trial: int) -> bool:
         """Return whether a trial learns the logarithm of the targets."""

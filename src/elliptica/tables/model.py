@@ -23,7 +23,7 @@ from elliptica.estimators.preprocess import MISSING
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
-from elliptica.tables.methods import JTT, METHODS, NAMES, REFERENCE, Plan, draw_settings
+from elliptica.tables.methods import METHODS, NAMES, Plan, draw_settings
 from elliptica.tables.problem import TableProblem, Target
 from elliptica.tables.shift import final_fold, make_preprocessor
 from elliptica.tables.table import (
@@ -36,7 +36,7 @@ from elliptica.tables.table import (
     read_inputs,
     read_table,
 )
-from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups, upweighted
+from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups
 
 
 def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
@@ -74,14 +74,7 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
     plan, final = comparison.plan, final_settings(comparison, method)
     fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
     problem = only_rows(comparison.problem, fold.train)
-    wrong = None
-    if final.method == JTT:  # one network of ordinary training on as many rows as trials see
-        first = replace(final_settings(comparison, REFERENCE), temperature=None)
-        rows = np.random.default_rng(plan.seed).permutation(fold.fit)[: plan.tuning_rows]
-        seed, part = stream_seed("first stage", plan.seed), only_rows(comparison.problem, rows)
-        network = fit_pipeline(part, replace(plan, networks=1), first, seed)
-        wrong = np.asarray(network.predict(problem.features) != problem.target)
-    pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed), wrong)
+    pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed))
     if file is not None:
         notes = {  # what predictions for another table need besides the model itself
             "target": problem.target_name,
@@ -103,15 +96,15 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
     return replace(problem, features=inputs, target=target, groups=groups, is_test=None)
 
 
-def fit_pipeline(
-    problem: TableProblem, plan: Plan, final: Recipe, seed: int, wrong: np.ndarray | None = None
-) -> Pipeline:
+def fit_pipeline(problem: TableProblem, plan: Plan, final: Recipe, seed: int) -> Pipeline:
     """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
-    preprocess = make_preprocessor(problem)
-    inputs = np.asarray(preprocess.fit_transform(problem.features))
-    model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
+    native = METHODS[final.method].native
+    preprocess = make_preprocessor(problem, native)
+    inputs = np.asarray(preprocess.fit_transform(problem.features, problem.target))
+    codes = preprocess.categorical_ if native else None
+    model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed, codes=codes)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None
-    if fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)]) == [plan.networks]:
+    if fit_models([Fit(model, inputs, problem.target, None, groups)]) == [plan.networks]:
         raise TableError(f"The training of {NAMES[final.method]} on all rows diverged; no model is saved.")
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
@@ -306,7 +299,10 @@ def read_fitted(
         if kind != "unlabelled":
             y, groups, kept = _labels(saved, table, target, group)
         inputs, names, said = saved.read(table, used)
-        x = torch.tensor(np.asarray(inputs), dtype=torch.float64)[kept]
+        values = np.asarray(inputs, dtype=np.float64)[kept]
+        if not rows:  # gaps of the inputs of trees are numbers below all others
+            gaps = 2 * np.nanmin(values, 0, initial=0) - np.nanmax(values, 0, initial=0) - 1
+        x = torch.from_numpy(np.where(np.isnan(values), gaps, values))
         rows[kind] = Rows(x, y, groups, [] if table.is_sample else (kept + 1).tolist())
         if lost := len(table.frame) - len(kept):
             said = [f"{lost} of {len(table.frame)} rows have no target and are dropped.", *said]
@@ -314,7 +310,7 @@ def read_fitted(
     loss = torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss()
     labels = () if classes is None else [str(label) for label in classes]
     fitted = FittedModel(
-        Predictor(saved.model), loss, rows, labels, feature_names=names, scales_inputs=True, first_row=1
+        Predictor(saved.model, gaps), loss, rows, labels, feature_names=names, scales_inputs=True, first_row=1
     )
     return fitted, list(notices)
 

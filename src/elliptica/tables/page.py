@@ -15,7 +15,7 @@ from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, name_of
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.table import ColumnUse
-from elliptica.tables.training import PATIENCE, most_iterations
+from elliptica.tables.training import MOST_ITERATIONS, PATIENCE
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -138,7 +138,7 @@ def describe_model(comparison: Comparison) -> str:
 
 def cautions(comparison: Comparison) -> list[str]:
     """List the limits of the answer."""
-    plan, problem, limit = comparison.plan, comparison.problem, most_iterations(comparison.problem)
+    plan, problem, limit = comparison.plan, comparison.problem, MOST_ITERATIONS
     said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
     if names := ", ".join(map(repr, problem.giveaways[:5])):
