@@ -272,7 +272,7 @@ def test_validation_without_a_judged_group_is_by_class(classes, rows):
 def test_records_survive_json():
     record = Record(1, 2, "erm", (trial(0.2),), 0, 1.5, length=4, temperature=1.2)
     content = json.loads(json.dumps(record.to_json()))
-    again = Record.from_json(content, np.array([1.0]))
+    again = Record.from_json(content, np.array([1.0]), np.empty(0))
     assert again.to_json() == record.to_json()
     assert again.trials == record.trials
     assert again.predicted.tolist() == [1.0]

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from elliptica._utils.files import replacing
 from elliptica.estimators.base import EllipticEstimator, ModuleLike, make_network
 from elliptica.estimators.preprocess import TablePreprocessor
+from elliptica.estimators.wrapped import Average
 
 #: Maximum size of the contents of a file, in bytes.
 MAX_BYTES = 2**31
@@ -31,6 +32,7 @@ _TRUSTED = {
     "elliptica.estimators.classifier": ["EllipticClassifier"],
     "elliptica.estimators.regressor": ["EllipticRegressor"],
     "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
+    "elliptica.estimators.wrapped": ["Average", "Booster"],
     "functools": ["partial"],  # of a function that is trusted itself
     "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
@@ -52,8 +54,8 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, scikit-learn's boosted trees or linear models,
-            or a pipeline of `TablePreprocessor` and one of these. For a grid search, pass
-            ``best_estimator_``.
+            `Booster`, a pipeline of `TablePreprocessor` and one of these, or an `Average` of such pipelines.
+            For a grid search, pass ``best_estimator_``.
         path: File to write, by convention ``something.elliptica``; an existing file is replaced.
         notes: Your own values that JSON can store, for `read_notes`; `load` ignores them.
 
@@ -69,18 +71,15 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         ...     bool((load(path).predict([[0.5]]) == model.predict([[0.5]])).all()), read_notes(path)
         (True, {'units': 'metres'})
     """
-    check_is_fitted(estimator)
-    path, model, packed = Path(path), _last(estimator), estimator
-    if isinstance(model, EllipticEstimator):
-        packed = _pack(model)
-        if isinstance(estimator, Pipeline):
-            packed = Pipeline([*estimator.steps[:-1], (estimator.steps[-1][0], packed)])
-    content = {"format": _FORMAT, "notes": json.dumps(notes or {}), "model": packed}
+    path, models = Path(path), _models(estimator)
+    for model in models:
+        check_is_fitted(model)
+    content = {"format": _FORMAT, "notes": json.dumps(notes or {}), "model": _pack(estimator)}
     with replacing(path) as part:
         skops.io.dump(content, part, compression=zipfile.ZIP_DEFLATED)
         try:
-            again = load(part, module=getattr(model, "module", None))
-            same = _agree(estimator, again) and _agree(model, _last(again))
+            again = load(part, module=getattr(models[0], "module", None))
+            same = all(map(_agree, [estimator, *models], [again, *_models(again)]))
         except (ValueError, AttributeError) as error:
             raise TypeError(f"{type(estimator).__name__} cannot be saved safely: {error}") from error
         if not same:
@@ -88,8 +87,18 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
     return path
 
 
+def can_save(estimator: Any) -> bool:
+    """Return whether a file may hold all types of a trained estimator."""
+    try:
+        return set(skops.io.get_untrusted_types(data=skops.io.dumps(estimator))) <= set(TRUSTED)
+    except Exception:  # types may refuse to be written in any way
+        return False
+
+
 def load(path: str | Path, *, module: ModuleLike | None = None) -> Any:
     """Load an estimator that `save` wrote. Nothing in the file is executed, so it may come from anybody.
+
+    Trees of CatBoost, LightGBM and XGBoost are read by these libraries, which do not promise as much.
 
     Args:
         path: The file.
@@ -118,21 +127,32 @@ def load_with_notes(path: str | Path, *, module: ModuleLike | None = None) -> tu
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError("it has another format")
         estimator, notes = content["model"], json.loads(content["notes"])
-        model = _last(estimator)
-        if isinstance(model, EllipticEstimator):
-            _unpack(model, module)
-        _check(model)
+        for model in _models(estimator):
+            if isinstance(model, EllipticEstimator):
+                _unpack(model, module)
+            _check(model)
         return estimator, dict(notes)
+    except ModuleNotFoundError:  # of a library that trained the model
+        raise
     except Exception as error:  # a changed file can fail in any way
         raise ValueError(f"{path} is not a saved estimator, or was changed: {error!s:.300}") from error
 
 
-def _last(estimator: Any) -> Any:
-    return estimator[-1] if isinstance(estimator, Pipeline) else estimator
+def _models(estimator: Any) -> list[Any]:
+    """Return the last steps of pipelines, of all parts of an average."""
+    if isinstance(estimator, Average):
+        return [model for part in estimator.models for model in _models(part)]
+    return [estimator[-1] if isinstance(estimator, Pipeline) else estimator]
 
 
-def _pack(model: EllipticEstimator) -> EllipticEstimator:
-    """Return a shallow copy with weights as arrays, without networks."""
+def _pack(model: Any) -> Any:
+    """Return a shallow copy with weights as arrays instead of networks."""
+    if isinstance(model, Average):
+        return Average(models=[_pack(part) for part in model.models], weights=model.weights)
+    if isinstance(model, Pipeline):
+        return Pipeline([*model.steps[:-1], (model.steps[-1][0], _pack(model[-1]))])
+    if not isinstance(model, EllipticEstimator):
+        return model
     packed = copy.copy(model)
     packed.device, packed.module, packed._has_module = "cpu", None, model.module is not None
     packed._weights = [
@@ -193,6 +213,8 @@ def _check_tree(tree: Any, n_features: int, codes: np.ndarray) -> None:
 
 def _probe(model: Any) -> Any:
     """Return rows around the training rows, or a frame with values of all kinds of columns."""
+    if isinstance(model, Average):
+        return _probe(model.models[0])
     if isinstance(model, Pipeline) and isinstance(model[0], TablePreprocessor):
         return model[0].probe()
     mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 0.0)

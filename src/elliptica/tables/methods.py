@@ -6,25 +6,30 @@ function that makes a scikit-learn model (none if `elliptica.estimators` trains 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
+from elliptica.estimators.files import can_save
+from elliptica.estimators.wrapped import Booster
 from elliptica.tables.table import TableError
 
 Select = Literal["average", "worst"]
 #: Usual value of a setting, followed by the ends of its range; three whole numbers stay whole.
 Range = tuple[float, float, float]
 
-REFERENCE, TREES, LINEAR = "erm", "trees", "linear"
+REFERENCE, TREES, LINEAR, SEVERAL = "erm", "trees", "linear", "several"
 #: The constant prediction: always the mean, or the class frequencies, of the training rows.
 CONSTANT = "constant"
 _BOTH = ("classification", "regression")
@@ -42,6 +47,33 @@ def _linear(task: str, settings: Mapping[str, Any], seed: int) -> Any:
     return make_pipeline(StandardScaler(), model)
 
 
+def _booster(library: Any, **fixed: Any) -> Callable[[str, Mapping[str, Any], int], Any]:
+    def make(task: Any, settings: Mapping[str, Any], seed: int) -> Booster:
+        return Booster(library=library, task=task, settings={**fixed, **settings}, random_state=seed % 2**31)
+
+    return make
+
+
+def _own(task: str, name: str) -> Method:
+    """Return an estimator with its defaults as a method; ``name`` is its module and class."""
+    module, _, label = name.partition(":")
+    model = getattr(importlib.import_module(module), label)()
+    fits = is_regressor(model) if task == "regression" else is_classifier(model)
+    if not fits or (task == "classification" and not hasattr(model, "predict_proba")):
+        needed = "regressor" if task == "regression" else "classifier with predict_proba"
+        raise TableError(f"methods has {name!r}, but {task} needs a {needed}.")
+
+    def make(task: str, settings: Mapping[str, Any], seed: int) -> Any:
+        seeds = {"random_state": seed} if "random_state" in model.get_params() else {}
+        return clone(model).set_params(**seeds)
+
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    trained = make(task, {}, 0).fit(rows, rows[:, 0] if task == "regression" else np.arange(40) % 2)
+    savable = can_save(trained)
+    label += "" if savable else " (cannot be saved)"
+    return Method(label, tasks=(task,), make=make, calibrated=False, savable=savable)
+
+
 @dataclass(frozen=True)
 class Method:
     """A method that can be compared."""
@@ -57,10 +89,13 @@ class Method:
     calibrated: bool = True  # has logits that a temperature can divide
     for_groups: bool = False  # made for groups: run if there are any, or if requested
     sees_groups: bool = False  # training uses the group column
+    needs: str = ""  # package that has to be installed
+    savable: bool = True  # whether a safe file can hold its models; others are compared all the same
 
 
 _SIGMA: dict[str, Range] = {"sigma": (0.1, 0.01, 1.0)}
 _CLASSES = ("classification",)
+_BOOSTED: dict[str, Any] = {"boosted": True, "native": True}
 #: All methods, in display order.
 METHODS: dict[str, Method] = {
     REFERENCE: Method("ordinary training"),
@@ -82,18 +117,50 @@ METHODS: dict[str, Method] = {
             "min_samples_leaf": (20, 5, 50),
         },
         make=_trees,
-        boosted=True,
-        native=True,
         effort=2.5,
+        **_BOOSTED,
+    ),
+    "catboost": Method(
+        "CatBoost",
+        {"learning_rate": (0.06, 0.03, 0.12), "rsm": (1.0, 0.3, 1.0), "depth": (6, 4, 8)},
+        make=_booster("catboost"),
+        effort=0.375,
+        needs="catboost",
+        **_BOOSTED,
+    ),
+    "lightgbm": Method(
+        "LightGBM",
+        {
+            "learning_rate": (0.1, 0.03, 0.2),
+            "feature_fraction_bynode": (1.0, 0.3, 1.0),
+            "num_leaves": (31, 4, 63),
+            "min_child_samples": (20, 5, 50),
+        },
+        make=_booster("lightgbm"),
+        needs="lightgbm",
+        **_BOOSTED,
+    ),
+    "xgboost": Method(
+        "XGBoost",
+        {
+            "learning_rate": (0.1, 0.05, 0.3),
+            "colsample_bynode": (1.0, 0.3, 1.0),
+            "max_depth": (6, 2, 8),
+            "min_child_weight": (1.0, 1.0, 30.0),
+        },
+        make=_booster("xgboost"),
+        needs="xgboost",
+        **_BOOSTED,
     ),
     LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
+    SEVERAL: Method("best of several", make=_booster("")),  # derived from the others, never made
 }
 NAMES = {name: method.label for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
 
 
 def name_of(method: str) -> str:
     """Return the name of a method in a sentence."""
-    return ("the " if method == LINEAR else "") + NAMES.get(method, method)
+    return ("the " if method in (LINEAR, SEVERAL) else "") + NAMES.get(method, method)
 
 
 #: Settings that all networks share, with the same draws.
@@ -155,16 +222,29 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
 
 
 def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tuple[str, ...]:
-    """Return the methods to compare, ordinary training first; None wants all that suit task and groups."""
+    """Return the methods to compare, ordinary training first.
+
+    None, and the name ``"all"``, are all that suit task and groups and are installed. An estimator of yours
+    is named by its module and class, as in ``"sklearn.ensemble:ExtraTreesRegressor"``.
+    """
+    wanted = list(wanted or ["all"])
+    for name in wanted:
+        if ":" in name:
+            METHODS[name] = _own(task, name)
+            NAMES[name] = METHODS[name].label
     known = [name for name, method in METHODS.items() if task in method.tasks]
-    for name in wanted or ():
-        if name not in known:
+    needs = {name: METHODS[name].needs for name in known}
+    there = {name for name in known if not needs[name] or importlib.util.find_spec(needs[name])}
+    usual = {name for name in there if ":" not in name and (grouped or not METHODS[name].for_groups)}
+    for name in wanted:
+        if name not in (*known, "all"):
             raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}.")
-        if METHODS[name].sees_groups and not grouped:
+        if name != "all" and name not in there:
+            raise TableError(f"methods has {name!r}, which is not installed. It is in elliptica[boosters].")
+        if name != "all" and METHODS[name].sees_groups and not grouped:
             raise TableError(f"methods has {name!r}, which needs groups. Name their column with --group.")
-    if wanted is None:
-        wanted = [name for name in known if grouped or not METHODS[name].for_groups]
-    return tuple(name for name in known if name in (REFERENCE, *wanted))
+    chosen = {REFERENCE, *wanted} | (usual if "all" in wanted else set())
+    return tuple(name for name in known if name in chosen)
 
 
 def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:

@@ -20,11 +20,13 @@ from elliptica.estimators import EllipticClassifier, save
 from elliptica.estimators.base import Fit
 from elliptica.estimators.files import load_with_notes
 from elliptica.estimators.preprocess import MISSING
+from elliptica.estimators.wrapped import Average, Booster
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
-from elliptica.tables.methods import METHODS, NAMES, Plan, draw_settings
+from elliptica.tables.methods import METHODS, NAMES, SEVERAL, Plan, draw_settings
 from elliptica.tables.problem import TableProblem, Target
+from elliptica.tables.several import choose_weights
 from elliptica.tables.shift import final_fold, make_preprocessor
 from elliptica.tables.table import (
     ISO,
@@ -60,8 +62,8 @@ def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
     )
 
 
-def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
-    """Train the winner of a comparison on all rows of the table, without those of a test file.
+def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Any:
+    """Train the winner of a comparison on all rows of the table, without those of a test file: a pipeline.
 
     The settings are those of the trial that was best on the validation rows over all folds. The length is the
     median over folds. Rows that folds tested are used, because nothing is measured with this model.
@@ -71,22 +73,29 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         file: File to save the model to, or None.
         method: Method to train instead of the winner.
     """
-    plan, final = comparison.plan, final_settings(comparison, method)
+    plan, method = comparison.plan, method or comparison.best
+    if file is not None and not METHODS[method].savable:
+        raise TableError(f"{NAMES[method]}: the comparison is kept, but no safe file holds such a model.")
+    weights = {method: 1.0}
+    if method == SEVERAL:
+        weights = choose_weights(comparison.problem, comparison.shift.folds, comparison.records)
+    finals = [final_settings(comparison, name) for name in weights]
     fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
     problem = only_rows(comparison.problem, fold.train)
-    pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed))
+    models = [fit_pipeline(problem, plan, final, stream_seed("model", plan.seed)) for final in finals]
+    model = models[0] if method != SEVERAL else Average(models=models, weights=list(weights.values()))
     if file is not None:
         notes = {  # what predictions for another table need besides the model itself
             "target": problem.target_name,
             "ids": list(problem.ids),
             "reading": problem.reading(),
-            "method": final.method,
+            "method": method,
             # False if no method was shown to be better than a constant prediction
             "predicts": comparison.verdict.predicts,
             "shift": comparison.shift.words,
         }
-        save(pipeline, file, notes=notes)
-    return pipeline
+        save(model, file, notes=notes)
+    return model
 
 
 def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
@@ -115,6 +124,8 @@ def _soften(model: Any, temperature: float) -> None:
     """Divide the logits of networks, of trees (the sums of their leaves) or of a linear model."""
     if isinstance(model, EllipticClassifier):
         model.set_params(calibrate="temperature")
+        model.temperature_ = temperature
+    elif isinstance(model, Booster):
         model.temperature_ = temperature
     elif isinstance(model, HistGradientBoostingClassifier):
         model._baseline_prediction = model._baseline_prediction / temperature
@@ -286,6 +297,8 @@ def read_fitted(
     the size of the random sample of longer tables. Returns notices about the tables, too.
     """
     saved = load_model(model)
+    if isinstance(saved.model, Average):
+        raise TableError(f"{saved.name} is an average of several models. Diagnose one of its methods alone.")
     target = target or saved.notes.get("target")
     if target is None:
         raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")

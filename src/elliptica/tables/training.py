@@ -24,8 +24,9 @@ from elliptica._utils.statistics import fit_temperature
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
 from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
+from elliptica.estimators.wrapped import MIN_PROBABILITY, Booster, at_temperature
 from elliptica.tables.methods import METHODS, Plan, draw_settings
-from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
+from elliptica.tables.metrics import fifths, metrics_of, score, single_test
 from elliptica.tables.problem import MIN_GROUP_ROWS, TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
 
@@ -62,6 +63,8 @@ class Record:
     temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
     #: Predictions for the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``.
     predicted: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    #: Calibrated predictions for the validation rows, by models that were not trained on them.
+    held: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     clipped: int = 0  # predicted numbers that were clipped to the range of the training targets
     error: str = ""  # why the method failed
     lost: int = 0  # networks that diverged and are left out
@@ -79,15 +82,15 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to values that JSON can store, without the predictions."""
-        content = asdict(replace(self, predicted=np.empty(0)))
-        del content["predicted"]
+        content = asdict(replace(self, predicted=np.empty(0), held=np.empty(0)))
+        del content["predicted"], content["held"]
         return content
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray) -> Record:
+    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray, held: np.ndarray) -> Record:
         """Restore a record."""
         trials = tuple(Trial(**trial) for trial in content["trials"])
-        return cls(**{**content, "trials": trials}, predicted=predicted)
+        return cls(**{**content, "trials": trials}, predicted=predicted, held=held)
 
 
 @dataclass(frozen=True)
@@ -188,13 +191,6 @@ def final_trial(records: Sequence[Record], problem: TableProblem, plan: Plan) ->
     return min(places, key=lambda number: (np.mean(places[number]), number))
 
 
-def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Soften (above 1) or sharpen (below 1) probabilities."""
-    powers = np.log(probabilities.clip(MIN_PROBABILITY)) / temperature
-    powers = np.exp(powers - powers.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
 def _temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Fit the temperature with the least log loss; 1 if all rows are correct, when no minimum exists."""
     if (probabilities.argmax(1) == labels).all():
@@ -285,8 +281,8 @@ def _fit_sklearn(fit: Fit) -> None:
         is_log = isinstance(model, TransformedTargetRegressor)
         stop = {"X_val": fit.X[held], "y_val": np.log(fit.y[held]) if is_log else fit.y[held]}
     model.fit(fit.X[rows], fit.y[rows], **stop)
-    if stop:  # remove iterations after the best validation score; its first value precedes any tree
-        trees = getattr(model, "regressor_", model)
+    trees = getattr(model, "regressor_", model)
+    if stop and not isinstance(trees, Booster):  # those after the best score; its first value precedes any
         trees._predictors = trees._predictors[: max(1, int(np.argmax(trees.validation_score_)))]
 
 
@@ -425,11 +421,12 @@ class _Trainer:
             if lost == self.plan.networks:
                 continue
             rows, model, temperature = self.folds[candidate.fold], fit.estimator, None
+            held = outcomes[candidate].predicted
+            if rows.stop is not None:
+                held = predict_model(self.problem, model, fit.X[rows.stop])
             if self.problem.task == "classification" and METHODS[candidate.method].calibrated:
-                held = outcomes[candidate].predicted
-                if rows.stop is not None:
-                    held = predict_model(self.problem, model, fit.X[rows.stop])
                 temperature = _temperature(held, rows.y[rows.fold.validation])
+                held = at_temperature(held, temperature)
             predicted = predict_model(self.problem, model, fit.X[rows.fold.test])
             free = predicted
             if getattr(model, "bounded", False):
@@ -437,6 +434,7 @@ class _Trainer:
                 free = predict_model(self.problem, model, fit.X[rows.fold.test])
             tested[candidate[:2]] = {
                 "predicted": predicted,
+                "held": held.astype(np.float32),
                 "clipped": int((predicted != free).sum()),
                 "temperature": temperature,
                 "length": length_of(model),
