@@ -64,9 +64,13 @@ def test_all_methods_in_all_folds(classes):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize("method", ["erm", "elliptic-weighted", "groupdro", "trees", "linear"])
+@pytest.mark.parametrize(
+    "method",
+    ["erm", "elliptic-weighted", "groupdro", "trees", "catboost", "lightgbm", "xgboost", "linear"],
+)
 def test_the_saved_model_predicts_what_the_tested_procedure_predicts(classes, task, method):
     """Trained on the rows of a fold with its settings, length and seed, to the last digit but rounding."""
+    pytest.importorskip(METHODS[method].needs or "sklearn")
     if task not in METHODS[method].tasks or (task == "regression" and method == "groupdro"):
         pytest.skip("there is none")
     problem = classes if task == "classification" else prices()

@@ -136,7 +136,7 @@ METHODS: dict[str, Method] = {
             "num_leaves": (31, 4, 63),
             "min_child_samples": (20, 5, 50),
         },
-        make=_booster("lightgbm"),
+        make=_booster("lightgbm", min_data_per_group=10, cat_smooth=3),  # its defaults need large tables
         needs="lightgbm",
         **_BOOSTED,
     ),
