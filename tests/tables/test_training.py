@@ -190,7 +190,7 @@ def test_trees_are_tested_at_their_best_iteration(classes):
     """Early stopping looks twenty iterations ahead; these are not part of the model."""
     plan = replace(PLAN, methods=("trees",), tuning_rows=60)
     rows = prepare(classes, make_shift(classes).folds[0], plan)
-    x, codes = rows.codes
+    x, codes = rows.inputs(True)
     seeds = {part: training.stream_seed("training", 0, 0, 0, part) for part in ("trials", "final")}
     (record,) = run_methods(classes, [rows], plan, quiet)
     trial = record.trials[record.chosen]
@@ -213,8 +213,8 @@ def test_preprocessing_sees_training_rows_only(classes, rows):
     tested = pl.int_range(pl.len()).is_in(rows.fold.test.tolist())
     moved = classes.features.with_columns(pl.when(tested).then(1e6).otherwise(pl.col("x")).alias("x"))
     again = prepare(replace(classes, features=moved), rows.fold, PLAN)
-    for inputs in ("indicators", "codes"):
-        assert np.array_equal(getattr(again, inputs)[0][rows.train], getattr(rows, inputs)[0][rows.train])
+    for native in (False, True):
+        assert np.array_equal(again.inputs(native)[0][rows.train], rows.inputs(native)[0][rows.train])
 
 
 def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):

@@ -33,6 +33,7 @@ REFERENCE, TREES, LINEAR, SEVERAL = "erm", "trees", "linear", "several"
 #: The constant prediction: always the mean, or the class frequencies, of the training rows.
 CONSTANT = "constant"
 _BOTH = ("classification", "regression")
+CANNOT_BE_SAVED = " (cannot be saved)"
 
 
 def _trees(task: str, settings: Mapping[str, Any], seed: int) -> Any:
@@ -47,11 +48,11 @@ def _linear(task: str, settings: Mapping[str, Any], seed: int) -> Any:
     return make_pipeline(StandardScaler(), model)
 
 
-def _booster(library: Any, **fixed: Any) -> Callable[[str, Mapping[str, Any], int], Any]:
-    def make(task: Any, settings: Mapping[str, Any], seed: int) -> Booster:
+def _boosted(label: str, library: Any, ranges: Mapping[str, Range], effort: float, **fixed: Any) -> Method:
+    def make(task: Any, settings: Mapping[str, Any], seed: int) -> Any:
         return Booster(library=library, task=task, settings={**fixed, **settings}, random_state=seed % 2**31)
 
-    return make
+    return Method(label, ranges, make=make, boosted=True, effort=effort, needs=library)
 
 
 def _own(task: str, name: str) -> Method:
@@ -69,9 +70,8 @@ def _own(task: str, name: str) -> Method:
 
     rows = np.random.default_rng(0).normal(size=(40, 3))
     trained = make(task, {}, 0).fit(rows, rows[:, 0] if task == "regression" else np.arange(40) % 2)
-    savable = can_save(trained)
-    label += "" if savable else " (cannot be saved)"
-    return Method(label, tasks=(task,), make=make, calibrated=False, savable=savable)
+    label += "" if can_save(trained) else CANNOT_BE_SAVED
+    return Method(label, tasks=(task,), make=make, calibrated=False)
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,17 @@ class Method:
     tasks: tuple[str, ...] = _BOTH
     #: Makes a scikit-learn model from task, settings and seed; None for networks.
     make: Callable[[str, Mapping[str, Any], int], Any] | None = None
-    boosted: bool = False  # grows trees until validation rows stop it; has scikit-learn's names of settings
-    native: bool = False  # splits by codes of categories and by gaps; others get indicators
+    boosted: bool = False  # trees that split by codes of categories, grown until validation rows stop them
     effort: float = 1.0  # settings to try, in multiples of the plan's trials
     calibrated: bool = True  # has logits that a temperature can divide
-    for_groups: bool = False  # made for groups: run if there are any, or if requested
     sees_groups: bool = False  # training uses the group column
     needs: str = ""  # package that has to be installed
-    savable: bool = True  # whether a safe file can hold its models; others are compared all the same
 
 
 _SIGMA: dict[str, Range] = {"sigma": (0.1, 0.01, 1.0)}
 _CLASSES = ("classification",)
-_BOOSTED: dict[str, Any] = {"boosted": True, "native": True}
+#: Settings of trees: learning rate, share of the columns of a split, leaves and their rows.
+_RATE, _SHARE, _LEAVES, _ROWS = (0.1, 0.03, 0.2), (1.0, 0.3, 1.0), (31, 4, 63), (20, 5, 50)
 #: All methods, in display order.
 METHODS: dict[str, Method] = {
     REFERENCE: Method("ordinary training"),
@@ -105,55 +103,52 @@ METHODS: dict[str, Method] = {
     "c-mixup": Method("C-Mixup", {"alpha": (2.0, 0.2, 4.0), "bandwidth": (1.0, 0.1, 3.0)}, ("regression",)),
     "elliptic": Method("elliptic training", _SIGMA),
     "elliptic-weighted": Method("weighted elliptic training", {**_SIGMA, "xi": (1.0, 0.3, 3.0)}),
-    "groupdro": Method("GroupDRO", {"eta": (0.05, 0.005, 0.5)}, for_groups=True, sees_groups=True),
-    "lisa": Method("LISA", {"alpha": (2.0, 0.5, 4.0)}, _CLASSES, for_groups=True, sees_groups=True),
-    "balanced": Method("balanced batches", for_groups=True, sees_groups=True),
+    "groupdro": Method("GroupDRO", {"eta": (0.05, 0.005, 0.5)}, sees_groups=True),
+    "lisa": Method("LISA", {"alpha": (2.0, 0.5, 4.0)}, _CLASSES, sees_groups=True),
+    "balanced": Method("balanced batches", sees_groups=True),
     TREES: Method(
         "boosted trees",
         {
-            "learning_rate": (0.1, 0.03, 0.2),
-            "max_features": (1.0, 0.3, 1.0),
-            "max_leaf_nodes": (31, 4, 63),
-            "min_samples_leaf": (20, 5, 50),
+            "learning_rate": _RATE,
+            "max_features": _SHARE,
+            "max_leaf_nodes": _LEAVES,
+            "min_samples_leaf": _ROWS,
         },
         make=_trees,
+        boosted=True,
         effort=2.5,
-        **_BOOSTED,
     ),
-    "catboost": Method(
+    "catboost": _boosted(
         "CatBoost",
-        {"learning_rate": (0.06, 0.03, 0.12), "rsm": (1.0, 0.3, 1.0), "depth": (6, 4, 8)},
-        make=_booster("catboost"),
-        effort=0.375,
-        needs="catboost",
-        **_BOOSTED,
+        "catboost",
+        {"learning_rate": (0.06, 0.03, 0.12), "rsm": _SHARE, "depth": (6, 4, 8)},
+        0.375,
     ),
-    "lightgbm": Method(
+    "lightgbm": _boosted(
         "LightGBM",
+        "lightgbm",
         {
-            "learning_rate": (0.1, 0.03, 0.2),
-            "feature_fraction_bynode": (1.0, 0.3, 1.0),
-            "num_leaves": (31, 4, 63),
-            "min_child_samples": (20, 5, 50),
+            "learning_rate": _RATE,
+            "colsample_bynode": _SHARE,
+            "num_leaves": _LEAVES,
+            "min_child_samples": _ROWS,
         },
-        make=_booster("lightgbm", min_data_per_group=10, cat_smooth=3),  # its defaults need large tables
-        needs="lightgbm",
-        **_BOOSTED,
+        1.0,
+        **{"min_data_per_group": 10, "cat_smooth": 3},  # its defaults suit large tables
     ),
-    "xgboost": Method(
+    "xgboost": _boosted(
         "XGBoost",
+        "xgboost",
         {
-            "learning_rate": (0.1, 0.05, 0.3),
-            "colsample_bynode": (1.0, 0.3, 1.0),
+            "learning_rate": _RATE,
+            "colsample_bynode": _SHARE,
             "max_depth": (6, 2, 8),
             "min_child_weight": (1.0, 1.0, 30.0),
         },
-        make=_booster("xgboost"),
-        needs="xgboost",
-        **_BOOSTED,
+        1.0,
     ),
     LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
-    SEVERAL: Method("best of several", make=_booster("")),  # derived from the others, never made
+    SEVERAL: Method("best of several", make=_linear),  # an average of the others, never made
 }
 NAMES = {name: method.label for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
 
@@ -228,22 +223,19 @@ def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tu
     is named by its module and class, as in ``"sklearn.ensemble:ExtraTreesRegressor"``.
     """
     wanted = list(wanted or ["all"])
-    for name in wanted:
-        if ":" in name:
-            METHODS[name] = _own(task, name)
-            NAMES[name] = METHODS[name].label
+    METHODS.update({name: _own(task, name) for name in wanted if ":" in name})
+    NAMES.update({name: METHODS[name].label for name in wanted if ":" in name})
     known = [name for name, method in METHODS.items() if task in method.tasks]
     needs = {name: METHODS[name].needs for name in known}
-    there = {name for name in known if not needs[name] or importlib.util.find_spec(needs[name])}
-    usual = {name for name in there if ":" not in name and (grouped or not METHODS[name].for_groups)}
-    for name in wanted:
-        if name not in (*known, "all"):
-            raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}.")
-        if name != "all" and name not in there:
-            raise TableError(f"methods has {name!r}, which is not installed. It is in elliptica[boosters].")
-        if name != "all" and METHODS[name].sees_groups and not grouped:
+    there = [name for name in known if not needs[name] or importlib.util.find_spec(needs[name])]
+    usual = [name for name in there if ":" not in name and (grouped or not METHODS[name].sees_groups)]
+    for name in {*wanted} - {"all"}:
+        if name not in there:
+            hint = " Some need elliptica[boosters]."
+            raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}.{hint}")
+        if METHODS[name].sees_groups and not grouped:
             raise TableError(f"methods has {name!r}, which needs groups. Name their column with --group.")
-    chosen = {REFERENCE, *wanted} | (usual if "all" in wanted else set())
+    chosen = [REFERENCE, *wanted, *(usual if "all" in wanted else ())]
     return tuple(name for name in known if name in chosen)
 
 

@@ -24,7 +24,7 @@ from elliptica.estimators.wrapped import Average, Booster
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
-from elliptica.tables.methods import METHODS, NAMES, SEVERAL, Plan, draw_settings
+from elliptica.tables.methods import CANNOT_BE_SAVED, METHODS, NAMES, SEVERAL, Plan, draw_settings
 from elliptica.tables.problem import TableProblem, Target
 from elliptica.tables.several import choose_weights
 from elliptica.tables.shift import final_fold, make_preprocessor
@@ -74,7 +74,7 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         method: Method to train instead of the winner.
     """
     plan, method = comparison.plan, method or comparison.best
-    if file is not None and not METHODS[method].savable:
+    if file is not None and CANNOT_BE_SAVED in NAMES[method]:
         raise TableError(f"{NAMES[method]}: the comparison is kept, but no safe file holds such a model.")
     weights = {method: 1.0}
     if method == SEVERAL:
@@ -107,7 +107,7 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
 
 def fit_pipeline(problem: TableProblem, plan: Plan, final: Recipe, seed: int) -> Pipeline:
     """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
-    native = METHODS[final.method].native
+    native = METHODS[final.method].boosted
     preprocess = make_preprocessor(problem, native)
     inputs = np.asarray(preprocess.fit_transform(problem.features, problem.target))
     codes = preprocess.categorical_ if native else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from elliptica.tables.methods import METHODS, SEVERAL
+from elliptica.tables.methods import CANNOT_BE_SAVED, NAMES, SEVERAL
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.shift import Fold
 from elliptica.tables.training import Record, Trial
@@ -28,7 +28,7 @@ def choose_weights(
     """Return the weights of the methods that are part of the average, from all folds that they finished."""
     failed = {record.method for record in records if record.error}
     methods = [m for m in dict.fromkeys(r.method for r in records) if m not in {*failed, SEVERAL}]
-    methods = [method for method in methods if METHODS[method].savable]
+    methods = [m for m in methods if CANNOT_BE_SAVED not in NAMES[m]]
     known = {record.key: record for record in records}
     products = np.zeros((len(methods), len(methods)))
     for fold in folds:

@@ -13,7 +13,6 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -106,27 +105,17 @@ class FoldRows:
     stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
 
-    @cached_property
-    def indicators(self) -> tuple[np.ndarray, None]:
-        """Inputs of all rows for networks and linear models."""
-        return self._encode(native=False)[0], None
+    _cache: dict[bool, tuple[np.ndarray, Any]] = field(default_factory=dict)
 
-    @cached_property
-    def codes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs of all rows for trees, and which columns hold codes of categories."""
-        x, preprocess = self._encode(native=True)
-        return x, preprocess.categorical_
-
-    def _encode(self, *, native: bool) -> tuple[np.ndarray, Any]:
-        features, train, preprocess = (
-            self.problem.features,
-            self.fold.train,
-            make_preprocessor(self.problem, native=native),
-        )
-        known = np.asarray(preprocess.fit_transform(features[train], self.problem.target[train]))
-        x = np.asarray(preprocess.transform(features))
-        x[train] = known  # encodings that depend on targets differ between training rows and others
-        return x, preprocess
+    def inputs(self, native: bool) -> tuple[np.ndarray, Any]:
+        """Return the inputs of all rows; ``native`` for trees, then also which columns hold codes."""
+        if native not in self._cache:
+            preprocess, train = make_preprocessor(self.problem, native=native), self.fold.train
+            known = preprocess.fit_transform(self.problem.features[train], self.problem.target[train])
+            x = np.asarray(preprocess.transform(self.problem.features))
+            x[train] = known  # the target means of training rows are those of other rows
+            self._cache[native] = x, preprocess.categorical_ if native else None
+        return self._cache[native]
 
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
@@ -232,7 +221,7 @@ def make_model(
     if METHODS[recipe.method].boosted:
         model.set_params(early_stopping=recipe.length is None, n_iter_no_change=PATIENCE)
         model.set_params(max_iter=recipe.length or MOST_ITERATIONS)
-    if METHODS[recipe.method].native:
+    if METHODS[recipe.method].boosted:
         model.set_params(categorical_features=codes)
     if recipe.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
@@ -459,7 +448,7 @@ class _Trainer:
             train, recipe = rows.first, replace(recipe, settings={**recipe.settings, "learning_rate": rate})
         what, n_networks = ("final", self.plan.networks) if is_final else ("trials", 1)
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
-        x, codes = rows.codes if method.native else rows.indicators
+        x, codes = rows.inputs(method.boosted)
         model = make_model(self.problem, self.plan, recipe, n_networks=n_networks, seed=seed, codes=codes)
         groups = self.groups if method.sees_groups else None
         return Fit(model, x, rows.y, None, groups, train, validation)
