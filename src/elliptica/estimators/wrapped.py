@@ -65,10 +65,8 @@ class Booster(_Model):
         n_classes, self.n_features_in_, self.temperature_ = 1, X.shape[1], 1.0
         if self.task == "classification":
             self.classes_, y = np.unique(y, return_inverse=True)
-            n_classes, y_val = (
-                len(self.classes_),
-                None if X_val is None else np.searchsorted(self.classes_, y_val),
-            )
+            y_val = None if X_val is None else np.searchsorted(self.classes_, y_val)
+            n_classes = len(self.classes_)
         settings = {"objective": _OBJECTIVES[self.library][min(n_classes, 3) - 1], **(self.settings or {})}
         if n_classes > 2 and self.library != "catboost":
             settings["num_class"] = n_classes

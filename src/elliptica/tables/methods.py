@@ -48,7 +48,9 @@ def _linear(task: str, settings: Mapping[str, Any], seed: int) -> Any:
     return make_pipeline(StandardScaler(), model)
 
 
-def _boosted(label: str, library: Any, ranges: Mapping[str, Range], effort: float, **fixed: Any) -> Method:
+def _boosted(label: str, ranges: Mapping[str, Range], effort: float, **fixed: Any) -> Method:
+    library: Any = label.lower()
+
     def make(task: Any, settings: Mapping[str, Any], seed: int) -> Any:
         return Booster(library=library, task=task, settings={**fixed, **settings}, random_state=seed % 2**31)
 
@@ -93,7 +95,7 @@ class Method:
 _SIGMA: dict[str, Range] = {"sigma": (0.1, 0.01, 1.0)}
 _CLASSES = ("classification",)
 #: Settings of trees: learning rate, share of the columns of a split, leaves and their rows.
-_RATE, _SHARE, _LEAVES, _ROWS = (0.1, 0.03, 0.2), (1.0, 0.3, 1.0), (31, 4, 63), (20, 5, 50)
+_RATE, _PART, _LEAVES, _ROWS = (0.1, 0.03, 0.2), (1.0, 0.3, 1.0), (31, 4, 63), (20, 5, 50)
 #: All methods, in display order.
 METHODS: dict[str, Method] = {
     REFERENCE: Method("ordinary training"),
@@ -110,7 +112,7 @@ METHODS: dict[str, Method] = {
         "boosted trees",
         {
             "learning_rate": _RATE,
-            "max_features": _SHARE,
+            "max_features": _PART,
             "max_leaf_nodes": _LEAVES,
             "min_samples_leaf": _ROWS,
         },
@@ -119,33 +121,15 @@ METHODS: dict[str, Method] = {
         effort=2.5,
     ),
     "catboost": _boosted(
-        "CatBoost",
-        "catboost",
-        {"learning_rate": (0.06, 0.03, 0.12), "rsm": _SHARE, "depth": (6, 4, 8)},
-        0.375,
+        "CatBoost", {"learning_rate": (0.06, 0.03, 0.12), "rsm": _PART, "depth": (6, 4, 8)}, 0.375
     ),
     "lightgbm": _boosted(
         "LightGBM",
-        "lightgbm",
-        {
-            "learning_rate": _RATE,
-            "colsample_bynode": _SHARE,
-            "num_leaves": _LEAVES,
-            "min_child_samples": _ROWS,
-        },
-        1.0,
-        **{"min_data_per_group": 10, "cat_smooth": 3},  # its defaults suit large tables
+        {"learning_rate": _RATE, "colsample_bynode": _PART, "num_leaf": _LEAVES, "min_samples_leaf": _ROWS},
+        **{"effort": 1.0, "min_data_per_group": 10, "cat_smooth": 3},  # whose defaults suit large tables
     ),
     "xgboost": _boosted(
-        "XGBoost",
-        "xgboost",
-        {
-            "learning_rate": _RATE,
-            "colsample_bynode": _SHARE,
-            "max_depth": (6, 2, 8),
-            "min_child_weight": (1.0, 1.0, 30.0),
-        },
-        1.0,
+        "XGBoost", {"learning_rate": _RATE, "colsample_bynode": _PART, "max_depth": (6, 2, 8)}, 1.0
     ),
     LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
     SEVERAL: Method("best of several", make=_linear),  # an average of the others, never made

@@ -25,20 +25,17 @@ ROUNDS = 20
 def choose_weights(
     problem: TableProblem, folds: Sequence[Fold], records: Sequence[Record]
 ) -> dict[str, float]:
-    """Return the weights of the methods that are part of the average, from all folds that they finished."""
-    failed = {record.method for record in records if record.error}
-    methods = [m for m in dict.fromkeys(r.method for r in records) if m not in {*failed, SEVERAL}]
-    methods = [m for m in methods if CANNOT_BE_SAVED not in NAMES[m]]
-    known = {record.key: record for record in records}
+    """Return the weights of methods on the validation rows of all folds; those that failed have none."""
+    held = {record.key: record.held for record in records}
+    out = {SEVERAL, *(r.method for r in records if r.error or CANNOT_BE_SAVED in NAMES[r.method])}
+    methods = [method for method in dict.fromkeys(method for *_, method in held) if method not in out]
     products = np.zeros((len(methods), len(methods)))
     for fold in folds:
-        members = [known.get((fold.repeat, fold.number, method)) for method in methods]
-        held = [member.held for member in members if member is not None]
-        if methods and len(held) == len(methods):
-            truth = problem.target[fold.validation]
-            if problem.task == "classification":
-                truth = truth[:, None] == np.asarray(problem.classes)
-            errors = (np.stack(held) - truth).reshape(len(methods), -1)
+        parts = [held[key] for m in methods if (key := (fold.repeat, fold.number, m)) in held]
+        if parts and len(parts) == len(methods):
+            known = problem.target[fold.validation]
+            known = known[:, None] == np.asarray(problem.classes) if problem.classes else known
+            errors = (np.stack(parts) - known).reshape(len(methods), -1)
             products += errors @ errors.T
     return {m: w for m, w in zip(methods, greedy_weights(products).tolist(), strict=True) if w}
 
