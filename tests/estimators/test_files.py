@@ -227,12 +227,17 @@ def test_changed_networks_are_refused(tmp_path, x, name):
     ("field", "value"),
     [
         *(("left", 10**6), ("right", 0), ("feature_idx", 3), ("feature_idx", -1)),
-        *(("value", np.nan), ("is_categorical", 1)),
+        *(("value", np.nan), ("is_categorical", 1), ("codes", 2), ("bitset_idx", 10**6)),
     ],
 )
 def test_trees_that_lead_elsewhere_are_refused(tmp_path, x, field, value):
     """scikit-learn follows them without checks, out of its arrays."""
-    model = HistGradientBoostingRegressor(max_iter=2, min_samples_leaf=2).fit(x, x[:, 0])
+    model, y = HistGradientBoostingRegressor(max_iter=2, min_samples_leaf=2), x[:, 0]
+    if field in ("codes", "bitset_idx"):  # the first split is by category, which is column 0 of its own order
+        x, y = np.column_stack([x[:, :2], np.arange(len(x)) % 3]), np.arange(len(x)) % 3 % 2.0
+        model.set_params(categorical_features=[2])
+    model.fit(x, y)
+    field = "feature_idx" if field == "codes" else field
     tree = model._predictors[0][0]
     assert load(save(model, tmp_path / "good"))
     tree.nodes[field][len(tree.nodes) - 1 if field == "value" else 0] = value

@@ -64,9 +64,8 @@ def test_methods_of_a_task():
     numbers = choose_methods("regression", None, grouped=False)
     assert set(numbers) ^ set(classes) == {"c-mixup", "smoothing"}
     grouped = set(choose_methods("classification", None, grouped=True)) - set(classes)
-    assert grouped == {"groupdro", "lisa", "balanced", "jtt"}
-    assert [m for m in METHODS if METHODS[m].sees_groups] == ["groupdro", "lisa", "balanced"]  # JTT: errors
-    assert choose_methods("classification", ["jtt", "trees"], grouped=False) == ("erm", "jtt", "trees")
+    assert grouped == {"groupdro", "lisa", "balanced"}
+    assert choose_methods("classification", ["mixup", "trees"], grouped=False) == ("erm", "mixup", "trees")
     for wrong in ("c-mixup", "groupdro", "mixpu"):
         with pytest.raises(TableError, match="methods"):
             choose_methods("classification", [wrong], grouped=False)

@@ -19,7 +19,6 @@ from elliptica.estimators import (
     read_notes,
     save,
 )
-from elliptica.tables import model as model_module
 from elliptica.tables.comparison import compare
 from elliptica.tables.model import final_settings, fit_model, load_model, predict_file, read_fitted
 from elliptica.tables.table import TableError
@@ -28,7 +27,7 @@ from table_cases import problem_of
 
 
 def test_the_winner_is_saved_whatever_it_is(found, flowers, tmp_path):
-    for method in ("elliptic", "elliptic-weighted", "groupdro", "jtt", "trees", "linear"):
+    for method in ("elliptic", "elliptic-weighted", "groupdro", "trees", "linear"):
         file = tmp_path / f"{method}.elliptica"
         model = fit_model(found, file, method)
         again = load(file)
@@ -94,30 +93,13 @@ def test_trees_and_lines_of_classes_are_those_of_scikit_learn_at_a_temperature(o
         model = fit_model(overconfident, None, method)
         x = model[0].transform(problem.features)
         if method == "trees":
-            plain = make_model(problem, overconfident.plan, final, n_networks=1, seed=0)
+            codes, seed = model[0].categorical_, model[1].random_state
+            plain = make_model(problem, overconfident.plan, final, n_networks=1, seed=seed, codes=codes)
         else:
             x = StandardScaler().fit_transform(x)
             plain = LogisticRegression(C=1 / final.settings["penalty"], max_iter=300)
         expected = at_temperature(plain.fit(x, problem.target).predict_proba(x), 2.0)
         assert model.predict_proba(problem.features) == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_saved_jtt_has_the_stages_of_the_compared_one(found, monkeypatch):
-    """First one network of ordinary training, as trials train it; then its errors count more often."""
-    fits, usual = [], model_module.fit_models
-    monkeypatch.setattr(model_module, "fit_models", lambda given: fits.extend(given) or usual(given))
-    fit_model(found, method="jtt")
-    first, second = fits
-    ordinary, final = final_settings(found, "erm"), final_settings(found, "jtt")
-    n = len(found.problem.target)
-    model = first.estimator
-    assert first.sample_weight is None
-    assert (model.method, model.max_iter, model.n_networks) == ("erm", ordinary.length, 1)
-    assert {name: getattr(model, name) for name in ordinary.settings} == ordinary.settings
-    assert len(first.y) == pytest.approx(0.75 * n, abs=2)
-    assert (second.estimator.method, second.estimator.max_iter, len(second.y)) == ("erm", final.length, n)
-    assert set(second.sample_weight) == {1.0, final.settings["upweight"]}
-    assert 0 < (second.sample_weight > 1).mean() < 0.5
 
 
 N = 80

@@ -93,9 +93,9 @@ def test_what_limits_the_answer_is_said(comparison, noise):
     without = replace(noise, records=failed)
     assert any("linear model" in text for text in page.cautions(without))
     assert "linear" not in page.in_order(without)
-    longest = tuple(replace(r, length=295, lost=r.method == "elliptic") for r in comparison.records)
+    longest = tuple(replace(r, length=2995, lost=r.method == "elliptic") for r in comparison.records)
     said = set(page.cautions(replace(comparison, records=longest))) - set(page.cautions(comparison))
-    assert len(said) == 2  # trees whose growth the limit of 300 ended, networks that diverged
+    assert len(said) == 2  # trees whose growth the limit ended, networks that diverged
     part = replace(noise, records=tuple(r for r in noise.records if r.fold == 0))
     assert any("1 of 3" in text for text in page.comparison_page(part).sentences)
     clipped = tuple(replace(r, clipped=len(r.predicted) * (r.method == "elliptic")) for r in noise.records)

@@ -50,7 +50,7 @@ def fits(monkeypatch):
 
 
 def test_all_methods_in_all_folds(classes):
-    plan = replace(PLAN, methods=("erm", "elliptic", "groupdro", "jtt"))
+    plan = replace(PLAN, methods=("erm", "elliptic", "groupdro"))
     folds = [prepare(classes, fold, plan) for fold in make_shift(classes, folds=3).folds[:2]]
     records = run_methods(classes, folds, plan, quiet)
     assert [(r.fold, r.method) for r in records] == [(f, m) for f in (0, 1) for m in plan.methods]
@@ -64,21 +64,23 @@ def test_all_methods_in_all_folds(classes):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize("method", ["erm", "elliptic-weighted", "jtt", "groupdro", "trees", "linear"])
-def test_the_saved_model_predicts_what_the_tested_procedure_predicts(classes, task, method, fits):
+@pytest.mark.parametrize(
+    "method",
+    ["erm", "elliptic-weighted", "groupdro", "trees", "catboost", "lightgbm", "xgboost", "linear"],
+)
+def test_the_saved_model_predicts_what_the_tested_procedure_predicts(classes, task, method):
     """Trained on the rows of a fold with its settings, length and seed, to the last digit but rounding."""
+    pytest.importorskip(METHODS[method].needs or "sklearn")
     if task not in METHODS[method].tasks or (task == "regression" and method == "groupdro"):
         pytest.skip("there is none")
     problem = classes if task == "classification" else prices()
-    methods = ("erm", method) if method == "jtt" else (method,)
-    plan = replace(PLAN, methods=methods, log_target=task == "regression")
+    plan = replace(PLAN, methods=(method,), log_target=task == "regression")
     rows = prepare(problem, make_shift(problem).folds[0], plan)
-    record = run_methods(problem, [rows], plan, quiet)[-1]
-    trial, last = record.trials[record.chosen], fits[-1]
+    (record,) = run_methods(problem, [rows], plan, quiet)
+    trial = record.trials[record.chosen]
     final = Recipe(method, trial.settings, trial.log_target, trial.length)
     seed = training.stream_seed("training", plan.seed, 0, 0, "final")
-    wrong = None if last.sample_weight is None else last.sample_weight[rows.train] > 1
-    model = fit_pipeline(only_rows(problem, rows.train), plan, final, seed, wrong)
+    model = fit_pipeline(only_rows(problem, rows.train), plan, final, seed)
     unseen = problem.features[rows.fold.test]
     predicted = model.predict_proba(unseen) if task == "classification" else model.predict(unseen)
     assert predicted == pytest.approx(record.predicted, rel=1e-6, abs=1e-9)
@@ -138,6 +140,16 @@ def test_worse_trials_are_dropped_after_first_epochs(classes):
     assert all(t.validation for t in record.trials)
 
 
+def test_trees_drop_settings_after_few_rows(classes, rows, fits):
+    plan = replace(PLAN, methods=("trees",), trials=4, first_rows=0)
+    rows = replace(rows, first=rows.fit[::2])
+    (record,) = run_methods(classes, [rows], plan, quiet)
+    kept = [n for n, t in enumerate(record.trials) if not t.dropped]
+    assert (len(record.trials), len(kept), len(fits)) == (10, 2, 13)
+    assert record.chosen in kept
+    assert [len(fit.rows) for fit in fits] == [45] * 10 + [90] * 2 + [120]
+
+
 @pytest.mark.parametrize("method", ["erm", "trees", "linear"])
 def test_large_tables_are_calibrated_with_the_models_that_are_tested(classes, method, monkeypatch):
     """Their validation rows are not trained on, so the temperature belongs to the tested model itself."""
@@ -150,19 +162,15 @@ def test_large_tables_are_calibrated_with_the_models_that_are_tested(classes, me
     assert np.array_equal(seen[0], record.predicted)
 
 
-@pytest.mark.parametrize("methods", [("erm", "jtt"), ("trees",), ("linear",)])
+@pytest.mark.parametrize("methods", [("erm", "mixup"), ("trees",), ("linear",)])
 def test_trials_leave_the_validation_rows_out_and_the_tested_model_does_not(classes, rows, methods, fits):
     plan = replace(PLAN, methods=methods, epochs=60)
     records = run_methods(classes, [rows], plan, quiet)
-    n = plan.trials * len(methods)
+    n = sum(plan.trials_of(method) for method in methods)
     assert all(np.array_equal(fit.rows, rows.fit) for fit in fits[:n])
     assert all(np.array_equal(fit.rows, rows.train) for fit in fits[n:])
     assert len(fits) == n + len(methods)
-    assert all(len(record.trials) == plan.trials for record in records)
-    weights = [fit.sample_weight for fit in fits if fit.sample_weight is not None]
-    assert len(weights) == (plan.trials + 1 if "jtt" in methods else 0)
-    for weight in weights:  # JTT counts the rows that ordinary training got wrong more often
-        assert 0 < (weight > 1).mean() < 0.5
+    assert [len(record.trials) for record in records] == [plan.trials_of(method) for method in methods]
 
 
 def test_a_linear_model_may_leave_the_range_of_the_targets():
@@ -179,23 +187,24 @@ def test_a_linear_model_may_leave_the_range_of_the_targets():
 
 
 def test_trees_are_tested_at_their_best_iteration(classes):
-    """Early stopping looks ten iterations ahead; these are not part of the model."""
+    """Early stopping looks twenty iterations ahead; these are not part of the model."""
     plan = replace(PLAN, methods=("trees",), tuning_rows=60)
     rows = prepare(classes, make_shift(classes).folds[0], plan)
+    x, codes = rows.inputs(True)
+    seeds = {part: training.stream_seed("training", 0, 0, 0, part) for part in ("trials", "final")}
     (record,) = run_methods(classes, [rows], plan, quiet)
     trial = record.trials[record.chosen]
 
-    def predicted(train, length, where):
-        model = make_model(
-            classes, plan, Recipe("trees", trial.settings, False, length), n_networks=1, seed=0
-        )
-        fit_models([base.Fit(model, rows.x, rows.y, rows=train)])
-        return model.predict_proba(rows.x[where])
+    def predicted(train, length, where, part="final"):
+        recipe = Recipe("trees", trial.settings, False, length)
+        model = make_model(classes, plan, recipe, n_networks=1, seed=seeds[part], codes=codes)
+        fit_models([base.Fit(model, x, rows.y, rows=train)])
+        return model.predict_proba(x[where])
 
     test = rows.fold.test
     assert np.array_equal(record.predicted, predicted(rows.train, record.length, test))
     assert not np.allclose(record.predicted, predicted(rows.train, record.length + 10, test))
-    best = predicted(rows.fit, trial.length, rows.fold.validation)
+    best = predicted(rows.fit, trial.length, rows.fold.validation, "trials")
     chosen = best[np.arange(len(best)), rows.y[rows.fold.validation]]
     assert trial.validation["log_loss"] == pytest.approx(-np.log(chosen).mean())
 
@@ -204,7 +213,8 @@ def test_preprocessing_sees_training_rows_only(classes, rows):
     tested = pl.int_range(pl.len()).is_in(rows.fold.test.tolist())
     moved = classes.features.with_columns(pl.when(tested).then(1e6).otherwise(pl.col("x")).alias("x"))
     again = prepare(replace(classes, features=moved), rows.fold, PLAN)
-    assert np.array_equal(again.x[rows.train], rows.x[rows.train])
+    for native in (False, True):
+        assert np.array_equal(again.inputs(native)[0][rows.train], rows.inputs(native)[0][rows.train])
 
 
 def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):
@@ -266,7 +276,7 @@ def test_validation_without_a_judged_group_is_by_class(classes, rows):
 def test_records_survive_json():
     record = Record(1, 2, "erm", (trial(0.2),), 0, 1.5, length=4, temperature=1.2)
     content = json.loads(json.dumps(record.to_json()))
-    again = Record.from_json(content, np.array([1.0]))
+    again = Record.from_json(content, np.array([1.0]), np.empty(0))
     assert again.to_json() == record.to_json()
     assert again.trials == record.trials
     assert again.predicted.tolist() == [1.0]

@@ -65,6 +65,14 @@ def compare(
     methods: Annotated[
         str | None, _option(_EFFORT, "Methods: erm,elliptic,trees; an unknown name lists them all.")
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        _option(
+            _EFFORT,
+            "Also a scikit-learn estimator of yours, with its defaults. Repeatable.",
+            metavar="MODULE:CLASS",
+        ),
+    ] = None,
     select: Annotated[
         Rule, one_of(Rule, help="Judge by the average or the worst class or group.", rich_help_panel=_EFFORT)
     ] = "average",
@@ -103,7 +111,7 @@ def compare(
         split_by=split_by,
         test=test,
         extrapolate=extrapolate,
-        methods=None if methods is None else [name.strip() for name in methods.split(",")],
+        methods=[*(name.strip() for name in (methods or "all").split(",")), *(method or ())],
         select=select,
         quick=quick,
         minutes=minutes,
@@ -186,7 +194,8 @@ def _print_start(session: Session, console: Console) -> None:
     for notice in problem.notices:
         print_point(console, notice)
     done = len(session.result().finished)
-    effort = f"{count(len(plan.methods), 'method')}, {count(plan.trials, 'setting')} each, "
+    most = count(max(map(plan.trials_of, plan.methods)), "setting")
+    effort = f"{count(len(plan.methods), 'method')}, up to {most} each, "
     effort += count(len(shift.folds), "fold") + (f" ({done} of an earlier run kept)" if done else "")
     print_text(console, f"{effort}. Ctrl-C keeps finished folds.")
 

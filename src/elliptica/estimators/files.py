@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from elliptica._utils.files import replacing
 from elliptica.estimators.base import EllipticEstimator, ModuleLike, make_network
 from elliptica.estimators.preprocess import TablePreprocessor
+from elliptica.estimators.wrapped import Average
 
 #: Maximum size of the contents of a file, in bytes.
 MAX_BYTES = 2**31
@@ -31,12 +32,15 @@ _TRUSTED = {
     "elliptica.estimators.classifier": ["EllipticClassifier"],
     "elliptica.estimators.regressor": ["EllipticRegressor"],
     "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
+    "elliptica.estimators.wrapped": ["Average", "Booster"],
+    "functools": ["partial"],  # of a function that is trusted itself
     "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
     f"{_HGB}.predictor": ["TreePredictor"],
     "sklearn._loss.link": ["IdentityLink", "Interval", "LogitLink", "MultinomialLogit"],
     "sklearn._loss.loss": ["HalfBinomialLoss", "HalfMultinomialLoss", "HalfSquaredError"],
     "sklearn.model_selection._split": ["KFold"],
+    "sklearn.utils.validation": ["check_array"],
 }
 TRUSTED = [f"{module}.{name}" for module, names in _TRUSTED.items() for name in names]
 
@@ -50,8 +54,8 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, scikit-learn's boosted trees or linear models,
-            or a pipeline of `TablePreprocessor` and one of these. For a grid search, pass
-            ``best_estimator_``.
+            `Booster`, a pipeline of `TablePreprocessor` and one of these, or an `Average` of such pipelines.
+            For a grid search, pass ``best_estimator_``.
         path: File to write, by convention ``something.elliptica``; an existing file is replaced.
         notes: Your own values that JSON can store, for `read_notes`; `load` ignores them.
 
@@ -67,18 +71,15 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         ...     bool((load(path).predict([[0.5]]) == model.predict([[0.5]])).all()), read_notes(path)
         (True, {'units': 'metres'})
     """
-    check_is_fitted(estimator)
-    path, model, packed = Path(path), _last(estimator), estimator
-    if isinstance(model, EllipticEstimator):
-        packed = _pack(model)
-        if isinstance(estimator, Pipeline):
-            packed = Pipeline([*estimator.steps[:-1], (estimator.steps[-1][0], packed)])
-    content = {"format": _FORMAT, "notes": json.dumps(notes or {}), "model": packed}
+    path, models = Path(path), _models(estimator)
+    for model in models:
+        check_is_fitted(model)
+    content = {"format": _FORMAT, "notes": json.dumps(notes or {}), "model": _pack(estimator)}
     with replacing(path) as part:
         skops.io.dump(content, part, compression=zipfile.ZIP_DEFLATED)
         try:
-            again = load(part, module=getattr(model, "module", None))
-            same = _agree(estimator, again) and _agree(model, _last(again))
+            again = load(part, module=getattr(models[0], "module", None))
+            same = all(map(_agree, [estimator, *models], [again, *_models(again)]))
         except (ValueError, AttributeError) as error:
             raise TypeError(f"{type(estimator).__name__} cannot be saved safely: {error}") from error
         if not same:
@@ -86,8 +87,18 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
     return path
 
 
+def can_save(estimator: Any) -> bool:
+    """Return whether a file may hold all types of a trained estimator."""
+    try:
+        return set(skops.io.get_untrusted_types(data=skops.io.dumps(estimator))) <= set(TRUSTED)
+    except Exception:  # types may refuse to be written in any way
+        return False
+
+
 def load(path: str | Path, *, module: ModuleLike | None = None) -> Any:
     """Load an estimator that `save` wrote. Nothing in the file is executed, so it may come from anybody.
+
+    Trees of CatBoost, LightGBM and XGBoost are read by these libraries, which do not promise as much.
 
     Args:
         path: The file.
@@ -116,21 +127,32 @@ def load_with_notes(path: str | Path, *, module: ModuleLike | None = None) -> tu
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError("it has another format")
         estimator, notes = content["model"], json.loads(content["notes"])
-        model = _last(estimator)
-        if isinstance(model, EllipticEstimator):
-            _unpack(model, module)
-        _check(model)
+        for model in _models(estimator):
+            if isinstance(model, EllipticEstimator):
+                _unpack(model, module)
+            _check(model)
         return estimator, dict(notes)
+    except ModuleNotFoundError:  # of a library that trained the model
+        raise
     except Exception as error:  # a changed file can fail in any way
         raise ValueError(f"{path} is not a saved estimator, or was changed: {error!s:.300}") from error
 
 
-def _last(estimator: Any) -> Any:
-    return estimator[-1] if isinstance(estimator, Pipeline) else estimator
+def _models(estimator: Any) -> list[Any]:
+    """Return the last steps of pipelines, of all parts of an average."""
+    if isinstance(estimator, Average):
+        return [model for part in estimator.models for model in _models(part)]
+    return [estimator[-1] if isinstance(estimator, Pipeline) else estimator]
 
 
-def _pack(model: EllipticEstimator) -> EllipticEstimator:
-    """Return a shallow copy with weights as arrays, without networks."""
+def _pack(model: Any) -> Any:
+    """Return a shallow copy with weights as arrays instead of networks."""
+    if isinstance(model, Average):
+        return Average(models=[_pack(part) for part in model.models], weights=model.weights)
+    if isinstance(model, Pipeline):
+        return Pipeline([*model.steps[:-1], (model.steps[-1][0], _pack(model[-1]))])
+    if not isinstance(model, EllipticEstimator):
+        return model
     packed = copy.copy(model)
     packed.device, packed.module, packed._has_module = "cpu", None, model.module is not None
     packed._weights = [
@@ -160,7 +182,7 @@ def _check(model: Any) -> None:
     """Raise for a model that predicts no numbers, or reads beyond its arrays."""
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
-            _check_tree(tree.nodes, part.n_features_in_)
+            _check_tree(tree, part._n_features, part._bin_mapper.is_categorical_)
     if not np.all(getattr(model, "y_min_", 0.0) <= getattr(model, "y_max_", 0.0)):
         raise ValueError("the bounds of the targets are crossed")
     scales = [getattr(model, name, 1.0) for name in ("x_scale_", "y_scale_", "temperature_")]
@@ -170,22 +192,29 @@ def _check(model: Any) -> None:
         raise ValueError("predictions are NaN or infinite")
 
 
-def _check_tree(nodes: np.ndarray, n_features: int) -> None:
+def _check_tree(tree: Any, n_features: int, codes: np.ndarray) -> None:
     """Raise for a tree that leaves its nodes or columns: scikit-learn follows it without checks."""
+    nodes = tree.nodes
     inner = np.flatnonzero(nodes["is_leaf"] == 0)
+    by_code = inner[nodes["is_categorical"][inner] == 1]
     children = np.concatenate([nodes["left"][inner], nodes["right"][inner]])
     if (
         not np.isfinite(nodes["value"]).all()
         or not ((nodes["feature_idx"][inner] >= 0) & (nodes["feature_idx"][inner] < n_features)).all()
         or (children <= np.tile(inner, 2)).any()  # children come after their parent
         or (children >= len(nodes)).any()
-        or nodes["is_categorical"][inner].any()
+        or len(codes) != n_features
+        or not codes[nodes["feature_idx"][by_code]].all()
+        or (nodes["bitset_idx"][by_code] >= len(tree.raw_left_cat_bitsets)).any()
+        or tree.raw_left_cat_bitsets.shape[1:] != (8,)  # one bit per code below 256
     ):
         raise ValueError("a tree leads out of its nodes or columns, or to no number")
 
 
 def _probe(model: Any) -> Any:
     """Return rows around the training rows, or a frame with values of all kinds of columns."""
+    if isinstance(model, Average):
+        return _probe(model.models[0])
     if isinstance(model, Pipeline) and isinstance(model[0], TablePreprocessor):
         return model[0].probe()
     mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 0.0)

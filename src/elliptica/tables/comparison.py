@@ -26,10 +26,10 @@ from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.page import present_versions
 from elliptica.tables.methods import (
     CONSTANT,
-    JTT,
     METHODS,
     NAMES,
     REFERENCE,
+    SEVERAL,
     Plan,
     Select,
     choose_methods,
@@ -37,6 +37,7 @@ from elliptica.tables.methods import (
 )
 from elliptica.tables.metrics import Metric, Predictions, fifths, metrics_of, score
 from elliptica.tables.problem import TableProblem, Task, make_problem
+from elliptica.tables.several import with_several
 from elliptica.tables.shift import Fold, ShiftPlan, make_shift
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.tables.training import Record, Report, prepare, run_methods
@@ -48,7 +49,7 @@ LOCK = ".lock"
 #: Other files that a comparison writes.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
 #: Version of the records: of rows, draws and training. Others cannot be mixed with these.
-FORMAT = 6
+FORMAT = 7
 
 
 class Store:
@@ -94,6 +95,7 @@ class Store:
             return
         # predictions are written first: records without them are redone, the reverse is harmless
         arrays: dict[str, Any] = {"/".join(map(str, k)): r.predicted for k, r in self._records.items()}
+        arrays |= {"/".join(map(str, (*k, "held"))): r.held for k, r in self._records.items()}
         with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
             np.savez(handle, **dict(sorted(arrays.items())))
         self.write()
@@ -135,7 +137,7 @@ class Store:
             for values in content["records"]:
                 name = f"{values['repeat']}/{values['fold']}/{values['method']}"
                 if name in arrays:  # records without predictions are redone
-                    record = Record.from_json(values, arrays[name])
+                    record = Record.from_json(values, arrays[name], arrays[f"{name}/held"])
                     self._records[record.key] = record
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise TableError(f"{file} cannot be read: {error!r}. Move it away.") from error
@@ -468,11 +470,10 @@ class Session:
             stack, methods = folds[begin : begin + size], set[str]()
             for fold in stack:
                 missing = {m for m in self.plan.methods if (fold.repeat, fold.number, m) not in self.store}
+                missing -= {SEVERAL}
                 others = {m for m in missing if METHODS[m].make is not None}
                 tasks += [_Task((fold,), (method,)) for method in others]
                 methods |= missing - others
-            if JTT in methods:
-                methods.add(REFERENCE)  # JTT learns from its errors
             if methods:
                 tasks.append(_Task(tuple(stack), tuple(m for m in self.plan.methods if m in methods)))
         return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0]))
@@ -491,6 +492,8 @@ class Session:
         """Return the result of the folds that are finished so far."""
         folds = {(fold.repeat, fold.number) for fold in self.shift.folds}  # a folder may hold more repeats
         records = tuple(record for record in self.store.records() if record.key[:2] in folds)
+        if SEVERAL in self.plan.methods:
+            records = with_several(self.problem, self.shift.folds, self.plan.methods, records)
         return Comparison(self.problem, self.shift, self.plan, records, self.name, self.options.minutes)
 
 
@@ -543,8 +546,8 @@ def compare(
 ) -> Comparison:
     """Compare training methods on your own table under the shift that you expect.
 
-    Every row is tested by models that were trained without it. In each fold, all methods get the same rows,
-    the same preprocessing and the same number of trials. Validation rows choose among the trials.
+    Every row is tested by models that were trained without it. In each fold, all methods get the same rows.
+    Validation rows choose among the trials of a method.
 
     Args:
         source: Path of a CSV or Parquet file, a polars or pandas frame, or the name of a scikit-learn table,
@@ -560,7 +563,8 @@ def compare(
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
               ``as_`` (kinds of columns, e.g. ``{"code": "category"}``; ``"id"``: not an input), ``max_rows``
               (a longer table is sampled);
-            - the methods: ``methods`` (names; ordinary training is always included), ``select``
+            - the methods: ``methods`` (names, ``"all"``, or estimators like
+              ``"sklearn.ensemble:ExtraTreesRegressor"``; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
               targets);
             - the effort: ``minutes`` (stop then; finished folds are compared), ``quick``, ``folds``,

@@ -134,16 +134,17 @@ def sample_by_part(
 class Predictor(nn.Module):
     """A fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
 
-    It has no gradient.
+    It has no gradient. ``gaps`` are the numbers that stand for NaN in each column.
     """
 
-    def __init__(self, estimator: Any) -> None:
+    def __init__(self, estimator: Any, gaps: np.ndarray | None = None) -> None:
         super().__init__()
-        self.estimator = estimator
+        self.estimator, self.gaps = estimator, gaps
 
     def forward(self, x: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
         """Predict."""
         inputs = x.detach().cpu().double().numpy()
+        inputs = inputs if self.gaps is None else np.where(inputs == self.gaps, np.nan, inputs)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
             if hasattr(self.estimator, "classes_"):

@@ -20,11 +20,13 @@ from elliptica.estimators import EllipticClassifier, save
 from elliptica.estimators.base import Fit
 from elliptica.estimators.files import load_with_notes
 from elliptica.estimators.preprocess import MISSING
+from elliptica.estimators.wrapped import Average, Booster
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
-from elliptica.tables.methods import JTT, METHODS, NAMES, REFERENCE, Plan, draw_settings
+from elliptica.tables.methods import CANNOT_BE_SAVED, METHODS, NAMES, SEVERAL, Plan, draw_settings
 from elliptica.tables.problem import TableProblem, Target
+from elliptica.tables.several import choose_weights
 from elliptica.tables.shift import final_fold, make_preprocessor
 from elliptica.tables.table import (
     ISO,
@@ -36,7 +38,7 @@ from elliptica.tables.table import (
     read_inputs,
     read_table,
 )
-from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups, upweighted
+from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups
 
 
 def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
@@ -60,8 +62,8 @@ def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
     )
 
 
-def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
-    """Train the winner of a comparison on all rows of the table, without those of a test file.
+def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Any:
+    """Train the winner of a comparison on all rows of the table, without those of a test file: a pipeline.
 
     The settings are those of the trial that was best on the validation rows over all folds. The length is the
     median over folds. Rows that folds tested are used, because nothing is measured with this model.
@@ -71,29 +73,29 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         file: File to save the model to, or None.
         method: Method to train instead of the winner.
     """
-    plan, final = comparison.plan, final_settings(comparison, method)
+    plan, method = comparison.plan, method or comparison.best
+    if file is not None and CANNOT_BE_SAVED in NAMES[method]:
+        raise TableError(f"{NAMES[method]}: the comparison is kept, but no safe file holds such a model.")
+    weights = {method: 1.0}
+    if method == SEVERAL:
+        weights = choose_weights(comparison.problem, comparison.shift.folds, comparison.records)
+    finals = [final_settings(comparison, name) for name in weights]
     fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
     problem = only_rows(comparison.problem, fold.train)
-    wrong = None
-    if final.method == JTT:  # one network of ordinary training on as many rows as trials see
-        first = replace(final_settings(comparison, REFERENCE), temperature=None)
-        rows = np.random.default_rng(plan.seed).permutation(fold.fit)[: plan.tuning_rows]
-        seed, part = stream_seed("first stage", plan.seed), only_rows(comparison.problem, rows)
-        network = fit_pipeline(part, replace(plan, networks=1), first, seed)
-        wrong = np.asarray(network.predict(problem.features) != problem.target)
-    pipeline = fit_pipeline(problem, plan, final, stream_seed("model", plan.seed), wrong)
+    models = [fit_pipeline(problem, plan, final, stream_seed("model", plan.seed)) for final in finals]
+    model = models[0] if method != SEVERAL else Average(models=models, weights=list(weights.values()))
     if file is not None:
         notes = {  # what predictions for another table need besides the model itself
             "target": problem.target_name,
             "ids": list(problem.ids),
             "reading": problem.reading(),
-            "method": final.method,
+            "method": method,
             # False if no method was shown to be better than a constant prediction
             "predicts": comparison.verdict.predicts,
             "shift": comparison.shift.words,
         }
-        save(pipeline, file, notes=notes)
-    return pipeline
+        save(model, file, notes=notes)
+    return model
 
 
 def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
@@ -103,15 +105,15 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
     return replace(problem, features=inputs, target=target, groups=groups, is_test=None)
 
 
-def fit_pipeline(
-    problem: TableProblem, plan: Plan, final: Recipe, seed: int, wrong: np.ndarray | None = None
-) -> Pipeline:
+def fit_pipeline(problem: TableProblem, plan: Plan, final: Recipe, seed: int) -> Pipeline:
     """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
-    preprocess = make_preprocessor(problem)
-    inputs = np.asarray(preprocess.fit_transform(problem.features))
-    model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed)
+    native = METHODS[final.method].boosted
+    preprocess = make_preprocessor(problem, native)
+    inputs = np.asarray(preprocess.fit_transform(problem.features, problem.target))
+    codes = preprocess.categorical_ if native else None
+    model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed, codes=codes)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None
-    if fit_models([Fit(model, inputs, problem.target, upweighted(wrong, final), groups)]) == [plan.networks]:
+    if fit_models([Fit(model, inputs, problem.target, None, groups)]) == [plan.networks]:
         raise TableError(f"The training of {NAMES[final.method]} on all rows diverged; no model is saved.")
     if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         _soften(model, final.temperature)
@@ -122,6 +124,8 @@ def _soften(model: Any, temperature: float) -> None:
     """Divide the logits of networks, of trees (the sums of their leaves) or of a linear model."""
     if isinstance(model, EllipticClassifier):
         model.set_params(calibrate="temperature")
+        model.temperature_ = temperature
+    elif isinstance(model, Booster):
         model.temperature_ = temperature
     elif isinstance(model, HistGradientBoostingClassifier):
         model._baseline_prediction = model._baseline_prediction / temperature
@@ -293,6 +297,8 @@ def read_fitted(
     the size of the random sample of longer tables. Returns notices about the tables, too.
     """
     saved = load_model(model)
+    if isinstance(saved.model, Average):
+        raise TableError(f"{saved.name} is an average of several models. Diagnose one of its methods alone.")
     target = target or saved.notes.get("target")
     if target is None:
         raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")
@@ -306,7 +312,10 @@ def read_fitted(
         if kind != "unlabelled":
             y, groups, kept = _labels(saved, table, target, group)
         inputs, names, said = saved.read(table, used)
-        x = torch.tensor(np.asarray(inputs), dtype=torch.float64)[kept]
+        values = np.asarray(inputs, dtype=np.float64)[kept]
+        if not rows:  # gaps of the inputs of trees are numbers below all others
+            gaps = 2 * np.nanmin(values, 0, initial=0) - np.nanmax(values, 0, initial=0) - 1
+        x = torch.from_numpy(np.where(np.isnan(values), gaps, values))
         rows[kind] = Rows(x, y, groups, [] if table.is_sample else (kept + 1).tolist())
         if lost := len(table.frame) - len(kept):
             said = [f"{lost} of {len(table.frame)} rows have no target and are dropped.", *said]
@@ -314,7 +323,7 @@ def read_fitted(
     loss = torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss()
     labels = () if classes is None else [str(label) for label in classes]
     fitted = FittedModel(
-        Predictor(saved.model), loss, rows, labels, feature_names=names, scales_inputs=True, first_row=1
+        Predictor(saved.model, gaps), loss, rows, labels, feature_names=names, scales_inputs=True, first_row=1
     )
     return fitted, list(notices)
 

@@ -193,7 +193,7 @@ def judge_parts(e: Evidence) -> Finding | str:
         f"{title} far worse than the others: {text}. It has {size} of {len(e.train)} training rows "
         f"({size / len(e.train):.1%}).{more}",
         "If errors there cost more: weights, balanced batches, or a group method (elliptica.baselines: "
-        "GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help.",
+        "GroupDRO, LISA); others get worse in exchange. More rows of it help.",
         {"error there": error, "error elsewhere": Quantity.number(others)},
         {name: graded[name][0] for name in ranked[:10]},
         rows=[i for i in errors.argsort(descending=True, stable=True).tolist() if marked[i]],

@@ -12,10 +12,10 @@ from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, name_of
+from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEVERAL, name_of
 from elliptica.tables.metrics import score_parts
 from elliptica.tables.table import ColumnUse
-from elliptica.tables.training import PATIENCE, most_iterations
+from elliptica.tables.training import MOST_ITERATIONS, PATIENCE
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -138,7 +138,7 @@ def describe_model(comparison: Comparison) -> str:
 
 def cautions(comparison: Comparison) -> list[str]:
     """List the limits of the answer."""
-    plan, problem, limit = comparison.plan, comparison.problem, most_iterations(comparison.problem)
+    plan, problem, limit = comparison.plan, comparison.problem, MOST_ITERATIONS
     said = [*comparison.verdict.cautions, *([comparison.stopped] if comparison.stopped else [])]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
     if names := ", ".join(map(repr, problem.giveaways[:5])):
@@ -237,11 +237,13 @@ def _protocol(comparison: Comparison) -> list[str]:
     is_class = comparison.problem.task == "classification"
     rule = comparison.metrics[1].label if plan.select == "worst" else "Brier score" if is_class else "RMSE"
     names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
+    tried = ", ".join(f"{plan.trials_of(m)} of {name_of(m)}" for m in plan.methods if m != SEVERAL)
     points = [
         f"{shift.words} {count(len(shift.folds) // shift.n_repeats, 'fold')}, "
         f"{count(shift.n_repeats, 'repeat')}, seed {plan.seed}.",
-        "Preprocessing is fitted on the training rows of each fold and is the same for all methods.",
-        f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
+        "Preprocessing is fitted on the training rows of each fold. Boosted trees get codes of categories, "
+        "and gaps as they are; all others get indicators.",
+        f"Settings tried in every fold: {tried}. Networks (hidden layers of "
         f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "
         f"They stop early on the validation rows, after at most {plan.epochs} epochs.",
         f"The validation rows mimic the shift and choose by {rule} (--select {plan.select}). The chosen "
@@ -255,6 +257,8 @@ def _protocol(comparison: Comparison) -> list[str]:
         points.append("Among methods that accuracy does not tell apart, the Brier score decides.")
     elif plan.bounded:
         points.append("Predictions of networks are clipped to the range of the training targets.")
+    if SEVERAL in plan.methods:
+        points.append("The best of several is a weighted average of methods, chosen on the validation rows.")
     if plan.log_target:
         points.append("The target is positive and skewed: every second setting learns its logarithm.")
     return points

@@ -1,10 +1,10 @@
 """Train and test every method in every fold: trials, the choice among them, the record, the saved model.
 
 In every fold, a method tries the settings of `elliptica.tables.methods.draw_settings` on the training rows
-without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
-trained on all training rows and predict the test rows once. In large tables, trials see only part of the
-rows. The chosen settings are then trained on all rows except the validation rows, which choose the length
-again.
+without the validation rows. A first round (few epochs of networks, few rows for trees) drops the worse ones.
+The validation rows choose the trial and its length. The chosen settings are then trained on all training rows
+and predict the test rows once. In large tables, trials see only part of the rows. The chosen settings are
+then trained on all rows except the validation rows, which choose the length again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from sklearn.compose import TransformedTargetRegressor
@@ -23,8 +23,9 @@ from elliptica._utils.statistics import fit_temperature
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
 from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
-from elliptica.tables.methods import JTT, METHODS, REFERENCE, Plan, draw_settings
-from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
+from elliptica.estimators.wrapped import MIN_PROBABILITY, Booster, at_temperature
+from elliptica.tables.methods import METHODS, Plan, draw_settings
+from elliptica.tables.metrics import fifths, metrics_of, score, single_test
 from elliptica.tables.problem import MIN_GROUP_ROWS, TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
 
@@ -61,6 +62,8 @@ class Record:
     temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
     #: Predictions for the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``.
     predicted: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    #: Calibrated predictions for the validation rows, by models that were not trained on them.
+    held: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     clipped: int = 0  # predicted numbers that were clipped to the range of the training targets
     error: str = ""  # why the method failed
     lost: int = 0  # networks that diverged and are left out
@@ -78,34 +81,45 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to values that JSON can store, without the predictions."""
-        content = asdict(replace(self, predicted=np.empty(0)))
-        del content["predicted"]
+        content = asdict(replace(self, predicted=np.empty(0), held=np.empty(0)))
+        del content["predicted"], content["held"]
         return content
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray) -> Record:
+    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray, held: np.ndarray) -> Record:
         """Restore a record."""
         trials = tuple(Trial(**trial) for trial in content["trials"])
-        return cls(**{**content, "trials": trials}, predicted=predicted)
+        return cls(**{**content, "trials": trials}, predicted=predicted, held=held)
 
 
 @dataclass(frozen=True)
 class FoldRows:
     """The rows of a fold as numbers; preprocessing is fitted on its training rows."""
 
+    problem: TableProblem
     fold: Fold
-    x: np.ndarray  # inputs of all rows of the table
     y: np.ndarray  # class numbers or targets of all rows
+    first: np.ndarray  # rows that the first trials of trees are trained on
     fit: np.ndarray  # rows that trials are trained on
     train: np.ndarray  # rows that the chosen settings are trained on
     stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
 
+    _cache: dict[bool, tuple[np.ndarray, Any]] = field(default_factory=dict)
+
+    def inputs(self, native: bool) -> tuple[np.ndarray, Any]:
+        """Return the inputs of all rows; ``native`` for trees, then also which columns hold codes."""
+        if native not in self._cache:
+            preprocess, train = make_preprocessor(self.problem, native=native), self.fold.train
+            known = preprocess.fit_transform(self.problem.features[train], self.problem.target[train])
+            x = np.asarray(preprocess.transform(self.problem.features))
+            x[train] = known  # the target means of training rows are those of other rows
+            self._cache[native] = x, preprocess.categorical_ if native else None
+        return self._cache[native]
+
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
-    """Convert the rows to numbers, and sample the rows that trials see in a large table."""
-    preprocess = make_preprocessor(problem).fit(problem.features[fold.train])
-    x = np.asarray(preprocess.transform(problem.features))
+    """Number the classes, and sample the rows that trials see in a large table."""
     y, bounds = problem.target, np.empty(0)
     if problem.task == "classification":
         y = np.unique(y, return_inverse=True)[1]
@@ -116,7 +130,9 @@ def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
         train, stop = fit, fold.validation
         draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
         fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
-    return FoldRows(fold, x, y, fit, train, stop, bounds)
+    n_first = min(len(fit), max(plan.first_rows // max(1, len(problem.classes) // 2), MIN_FIRST_ROWS))
+    first = np.random.default_rng(stream_seed("first rows", plan.seed)).permutation(fit)[:n_first]
+    return FoldRows(problem, fold, y, np.sort(first), fit, train, stop, bounds)
 
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
@@ -164,13 +180,6 @@ def final_trial(records: Sequence[Record], problem: TableProblem, plan: Plan) ->
     return min(places, key=lambda number: (np.mean(places[number]), number))
 
 
-def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Soften (above 1) or sharpen (below 1) probabilities."""
-    powers = np.log(probabilities.clip(MIN_PROBABILITY)) / temperature
-    powers = np.exp(powers - powers.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
 def _temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Fit the temperature with the least log loss; 1 if all rows are correct, when no minimum exists."""
     if (probabilities.argmax(1) == labels).all():
@@ -182,10 +191,11 @@ def _temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 #: Progress after the first short trainings and after all trials, as shares of the work.
 _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
-#: Maximum number of trees over all classes, and minimum number of boosting iterations.
-MAX_TREES, MIN_ITERATIONS = 300, 60
-#: Iterations without a better validation loss before boosting stops.
-PATIENCE = 10
+#: Boosting iterations without a better validation loss before it stops, and their limit, which is cautioned.
+PATIENCE, MOST_ITERATIONS = 20, 3_000
+#: Least number of rows in the first trials of trees (with more classes, trees take longer), and the multiple
+#: of their learning rate, which takes as many times fewer iterations.
+MIN_FIRST_ROWS, FIRST_STEPS = 400, 3
 
 
 @dataclass(frozen=True)
@@ -199,35 +209,31 @@ class Recipe:
     temperature: float | None = None  # of the probabilities of a saved model: the mean over folds
 
 
-def make_model(problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks: int, seed: int) -> Any:
-    """Create the estimator that trials, folds and the final model train."""
+def make_model(
+    problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks: int, seed: int, codes: Any = None
+) -> Any:
+    """Create the estimator that trials, folds and the final model train; ``codes``: columns of categories."""
     make = METHODS[recipe.method].make
     seed %= 2**32
     if make is None:
         return _make_network(problem, plan, recipe, n_networks, seed)
     model = make(problem.task, recipe.settings, seed)
-    if METHODS[recipe.method].boosted and recipe.length is None:
-        stop = {"scoring": "loss", "n_iter_no_change": PATIENCE, "max_iter": most_iterations(problem)}
-        model.set_params(early_stopping=True, **stop)
-    elif METHODS[recipe.method].boosted:
-        model.set_params(early_stopping=False, max_iter=recipe.length)
+    if METHODS[recipe.method].boosted:
+        model.set_params(early_stopping=recipe.length is None, n_iter_no_change=PATIENCE)
+        model.set_params(max_iter=recipe.length or MOST_ITERATIONS)
+    if METHODS[recipe.method].boosted:
+        model.set_params(categorical_features=codes)
     if recipe.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
     return model
 
 
-def most_iterations(problem: TableProblem) -> int:
-    """Return the limit of boosting iterations; beyond two classes, each grows a tree per class."""
-    n_classes = len(problem.classes)
-    return max(MIN_ITERATIONS, MAX_TREES // (n_classes if n_classes > 2 else 1))
-
-
 def _make_network(problem: TableProblem, plan: Plan, recipe: Recipe, n_networks: int, seed: int) -> Any:
-    settings = {name: value for name, value in recipe.settings.items() if name not in ("xi", "upweight")}
+    settings = {name: value for name, value in recipe.settings.items() if name != "xi"}
     if "xi" in recipe.settings:
         settings["weighting"] = GradientSoftmax(recipe.settings["xi"])
     shared: dict[str, Any] = {
-        "method": {"elliptic-weighted": "elliptic", JTT: REFERENCE}.get(recipe.method, recipe.method),
+        "method": "elliptic" if recipe.method == "elliptic-weighted" else recipe.method,
         "hidden": plan.hidden,
         "batch_size": plan.batch_size,
         "max_iter": plan.epochs if recipe.length is None else max(1, recipe.length),
@@ -259,12 +265,14 @@ def _fit_sklearn(fit: Fit) -> None:
     rows = slice(None) if fit.rows is None else fit.rows
     stop = {}
     if getattr(getattr(model, "regressor", model), "early_stopping", None) is True:
-        held = fit.y[fit.validation]
+        held = np.asarray(fit.validation)
+        if fit.y.dtype.kind != "f":  # few rows may lack a class
+            held = held[np.isin(fit.y[held], fit.y[rows])]
         is_log = isinstance(model, TransformedTargetRegressor)
-        stop = {"X_val": fit.X[fit.validation], "y_val": np.log(held) if is_log else held}
+        stop = {"X_val": fit.X[held], "y_val": np.log(fit.y[held]) if is_log else fit.y[held]}
     model.fit(fit.X[rows], fit.y[rows], **stop)
-    if stop:  # remove iterations after the best validation score; its first value precedes any tree
-        trees = getattr(model, "regressor_", model)
+    trees = getattr(model, "regressor_", model)
+    if stop and not isinstance(trees, Booster):  # those after the best score; its first value precedes any
         trees._predictors = trees._predictors[: max(1, int(np.argmax(trees.validation_score_)))]
 
 
@@ -281,11 +289,6 @@ def predict_model(problem: TableProblem, model: Any, x: np.ndarray) -> np.ndarra
     probabilities = np.zeros((len(x), len(problem.classes)))
     probabilities[:, model.classes_] = model.predict_proba(x)  # trials on few rows may lack a class
     return probabilities
-
-
-def upweighted(wrong: np.ndarray | None, recipe: Recipe) -> np.ndarray | None:
-    """Return the weights of rows: those that JTT's first stage misclassified count more."""
-    return None if wrong is None else np.where(wrong, recipe.settings["upweight"], 1.0)
 
 
 def training_groups(problem: TableProblem) -> np.ndarray | None:
@@ -315,22 +318,17 @@ class Outcome(NamedTuple):
 
     trial: Trial
     predicted: np.ndarray  # predictions for the validation rows
-    errors: np.ndarray  # whether each row is misclassified; empty unless JTT needs it
 
 
 def run_methods(problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report) -> list[Record]:
     """Try settings, choose on the validation rows, train on all training rows, and test once."""
     begin = time.perf_counter()
     trainer = _Trainer(problem, folds, plan, report, training_groups(problem))
-    outcomes = trainer.search([method for method in plan.methods if method != JTT])
-    if JTT in plan.methods:  # JTT learns from the errors of ordinary training in the same fold
-        for fold in range(len(folds)):
-            tried = [outcomes[Candidate(fold, REFERENCE, trial)] for trial in range(plan.trials)]
-            order = best_trials([outcome.trial for outcome in tried], problem, plan)
-            trainer.errors.append(tried[order[0] if order else 0].errors)
-        outcomes |= trainer.search([JTT])
     pairs = [(fold, method) for fold in range(len(folds)) for method in plan.methods]
-    trials = {pair: [outcomes[Candidate(*pair, k)].trial for k in range(plan.trials)] for pair in pairs}
+    outcomes = trainer.search(pairs)
+    trials = {
+        pair: [outcomes[Candidate(*pair, k)].trial for k in range(plan.trials_of(pair[1]))] for pair in pairs
+    }
     order_of = {pair: best_trials(trials[pair], problem, plan) for pair in pairs}
     tested = trainer.test([Candidate(*pair, order[0]) for pair, order in order_of.items() if order], outcomes)
     seconds = (time.perf_counter() - begin) / max(1, len(pairs))
@@ -348,6 +346,10 @@ def run_methods(problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, re
     return records
 
 
+#: A first round of trials, the trials that are left, or the training of the chosen settings.
+Stage = Literal["first", "trials", "final"]
+
+
 @dataclass
 class _Trainer:
     """Models that are trained on the rows of some folds."""
@@ -357,44 +359,41 @@ class _Trainer:
     plan: Plan
     report: Report
     groups: np.ndarray | None
-    errors: list[np.ndarray] = field(default_factory=list)  # rows that JTT upweights, by fold
 
-    def search(self, methods: Sequence[str]) -> dict[Candidate, Outcome]:
-        """Train all trials; if the plan has first epochs, drop the worse networks after these."""
-        plan, places = self.plan, range(len(self.folds))
-        every = [Candidate(f, method, k) for f in places for method in methods for k in range(plan.trials)]
-        if plan.survivors == plan.trials or any(METHODS[method].make for method in methods):
-            return self.try_out(every, None, (0.0, _AFTER_TRIALS))
-        outcomes = self.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST))
-        kept = []
-        for pair in ((fold, method) for fold in places for method in methods):
-            tried = [outcomes[Candidate(*pair, k)].trial for k in range(plan.trials)]
-            order = best_trials(tried, self.problem, plan)[: plan.survivors]
-            kept += [Candidate(*pair, k) for k in order]
-        longer = self.try_out(kept, None, (_AFTER_FIRST, _AFTER_TRIALS))
-        dropped = {
-            candidate: outcome._replace(trial=replace(outcome.trial, dropped=True))
-            for candidate, outcome in outcomes.items()
-        }
-        return dropped | longer
+    def search(self, pairs: Sequence[tuple[int, str]]) -> dict[Candidate, Outcome]:
+        """Train all trials of pairs of fold and method; drop the worse ones after a first round."""
+        kept = [Candidate(*pair, k) for pair in pairs for k in range(self.plan.trials_of(pair[1]))]
+        dropped, begin = dict[Candidate, Outcome](), 0.0
+        if any(self._has_first_round(*pair) for pair in pairs):
+            first, begin = self.try_out(kept, "first", (0.0, _AFTER_FIRST)), _AFTER_FIRST
+            kept = []
+            for pair in pairs:
+                tried = [first[Candidate(*pair, k)].trial for k in range(self.plan.trials_of(pair[1]))]
+                order = best_trials(tried, self.problem, self.plan)[: self.plan.survivors(pair[1])]
+                kept += [Candidate(*pair, k) for k in order]
+            dropped = {c: Outcome(replace(o.trial, dropped=True), o.predicted) for c, o in first.items()}
+        return dropped | self.try_out(kept, "trials", (begin, _AFTER_TRIALS))
+
+    def _has_first_round(self, fold: int, method: str) -> bool:
+        rows = self.folds[fold]
+        if METHODS[method].make is None:
+            return self.plan.first_epochs > 0
+        return METHODS[method].boosted and len(rows.first) < len(rows.fit)
 
     def try_out(
-        self, wanted: Sequence[Candidate], length: int | None, shares: tuple[float, float]
+        self, wanted: Sequence[Candidate], stage: Stage, shares: tuple[float, float]
     ) -> dict[Candidate, Outcome]:
         """Train candidates on the rows of trials, and score them on the validation rows."""
-        fits = [self._fit(candidate, length, final=False) for candidate in wanted]
+        fits = [self._fit(candidate, stage) for candidate in wanted]
         ended = self._train(fits, "trials", shares)
         outcomes = {}
         for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
             recipe, model, rows = self._recipe(candidate), fit.estimator, self.folds[candidate.fold]
-            predicted = predict_model(self.problem, model, rows.x[rows.fold.validation])
+            predicted = predict_model(self.problem, model, fit.X[rows.fold.validation])
             trial = Trial(recipe.settings, recipe.log_target, length_of(model), {}, error="training diverged")
             if not lost and np.isfinite(predicted).all():
                 trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
-            wrong = np.empty(0)
-            if candidate.method == REFERENCE and JTT in self.plan.methods:
-                wrong = model.predict(rows.x) != rows.y
-            outcomes[candidate] = Outcome(trial, predicted, wrong)
+            outcomes[candidate] = Outcome(trial, predicted)
         return outcomes
 
     def test(
@@ -405,25 +404,27 @@ class _Trainer:
         Return fields of the record by fold and method; those that diverged are missing.
         """
         lengths = [outcomes[c].trial.length if self.folds[c.fold].stop is None else None for c in wanted]
-        fits = [self._fit(*pair, final=True) for pair in zip(wanted, lengths, strict=True)]
+        fits = [self._fit(c, "final", length) for c, length in zip(wanted, lengths, strict=True)]
         ended = self._train(fits, "final training", (_AFTER_TRIALS, 1.0))
         tested: dict[tuple[int, str], dict[str, Any]] = {}
         for candidate, fit, lost in zip(wanted, fits, ended, strict=True):
             if lost == self.plan.networks:
                 continue
             rows, model, temperature = self.folds[candidate.fold], fit.estimator, None
+            held = outcomes[candidate].predicted
+            if rows.stop is not None:
+                held = predict_model(self.problem, model, fit.X[rows.stop])
             if self.problem.task == "classification" and METHODS[candidate.method].calibrated:
-                held = outcomes[candidate].predicted
-                if rows.stop is not None:
-                    held = predict_model(self.problem, model, rows.x[rows.stop])
                 temperature = _temperature(held, rows.y[rows.fold.validation])
-            predicted = predict_model(self.problem, model, rows.x[rows.fold.test])
+                held = at_temperature(held, temperature)
+            predicted = predict_model(self.problem, model, fit.X[rows.fold.test])
             free = predicted
             if getattr(model, "bounded", False):
                 model = copy.copy(model).set_params(bounded=False)
-                free = predict_model(self.problem, model, rows.x[rows.fold.test])
+                free = predict_model(self.problem, model, fit.X[rows.fold.test])
             tested[candidate[:2]] = {
                 "predicted": predicted,
+                "held": held.astype(np.float32),
                 "clipped": int((predicted != free).sum()),
                 "temperature": temperature,
                 "length": length_of(model),
@@ -435,16 +436,22 @@ class _Trainer:
         settings = draw_settings(candidate.method, candidate.trial, self.plan)
         return Recipe(candidate.method, settings, self.plan.logs_target(candidate.trial), length)
 
-    def _fit(self, candidate: Candidate, length: int | None, *, final: bool) -> Fit:
+    def _fit(self, candidate: Candidate, stage: Stage, length: int | None = None) -> Fit:
         """Describe a training; all methods share the seed, the initial weights and the order of rows."""
-        rows, recipe = self.folds[candidate.fold], self._recipe(candidate, length)
-        train, validation = (rows.train, rows.stop) if final else (rows.fit, rows.fold.validation)
-        what, n_networks = ("final", self.plan.networks) if final else ("trials", 1)
+        rows, method, is_final = self.folds[candidate.fold], METHODS[candidate.method], stage == "final"
+        train, validation = (rows.train, rows.stop) if is_final else (rows.fit, rows.fold.validation)
+        recipe = self._recipe(candidate, length)
+        if stage == "first" and method.make is None:
+            recipe = replace(recipe, length=self.plan.first_epochs)
+        elif stage == "first" and method.boosted:
+            rate = FIRST_STEPS * recipe.settings["learning_rate"]
+            train, recipe = rows.first, replace(recipe, settings={**recipe.settings, "learning_rate": rate})
+        what, n_networks = ("final", self.plan.networks) if is_final else ("trials", 1)
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
-        model = make_model(self.problem, self.plan, recipe, n_networks=n_networks, seed=seed)
-        wrong = self.errors[candidate.fold] if candidate.method == JTT else None
-        groups = self.groups if METHODS[recipe.method].sees_groups else None
-        return Fit(model, rows.x, rows.y, upweighted(wrong, recipe), groups, train, validation)
+        x, codes = rows.inputs(method.boosted)
+        model = make_model(self.problem, self.plan, recipe, n_networks=n_networks, seed=seed, codes=codes)
+        groups = self.groups if method.sees_groups else None
+        return Fit(model, x, rows.y, None, groups, train, validation)
 
     def _train(self, fits: Sequence[Fit], words: str, shares: tuple[float, float]) -> list[int]:
         begin, end = shares
