@@ -176,7 +176,7 @@ def test_regression_with_groups_from_end_to_end(data, table):
         (["flowers.csv", "--target", "kind", "--task", "regression"], "kind"),
         (["flowers.csv", "--target", "kind", "--select", "worts"], "worst"),
         (["flowers.csv", "--target", "kind", "--as", "size=nmber"], "nmber"),
-        (["flowers.csv", "--target", "kind", "--time", "size", "--extrapolate"], "extrapolate"),
+        (["flowers.csv", "--target", "kind", "--time", "size", "--extrapolate", "auto"], "extrapolate"),
         (["flowers.csv", "--target", "kind", "--set", "folds=1000"], "folds"),
         (["flowers.csv", "--target", "kind", "--set", "bounded=maybe"], "bounded"),
         (["flowers.csv", "--target", "kind", "--set", "flods=3"], "flods"),

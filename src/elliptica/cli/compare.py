@@ -61,7 +61,9 @@ def compare(
     ] = None,
     split_by: Annotated[str | None, _option(_SHIFT, "Test on unseen values of this column.")] = None,
     test: Annotated[Path | None, _option(_SHIFT, "Test on the rows of this file.", dir_okay=False)] = None,
-    extrapolate: Annotated[bool, _option(_SHIFT, "Test on the farthest rows.", "--extrapolate")] = False,
+    extrapolate: Annotated[
+        str | None, _option(_SHIFT, "Test on the far ends of this column; auto: of all numeric ones.")
+    ] = None,
     methods: Annotated[
         str | None, _option(_EFFORT, "Methods: erm,elliptic,trees; an unknown name lists them all.")
     ] = None,
@@ -102,7 +104,7 @@ def compare(
         time=time,
         split_by=split_by,
         test=test,
-        extrapolate=extrapolate,
+        extrapolate=extrapolate or False,
         methods=None if methods is None else [name.strip() for name in methods.split(",")],
         select=select,
         quick=quick,

@@ -40,7 +40,7 @@ from elliptica.tables.problem import TableProblem, Task, make_problem
 from elliptica.tables.shift import Fold, ShiftPlan, make_shift
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.tables.training import Record, Report, prepare, run_methods
-from elliptica.tables.verdict import PLACES, judge
+from elliptica.tables.verdict import judge
 
 RESULTS, PREDICTIONS, MODEL = "results.json", "predictions.npz", "model.elliptica"
 #: Lock file of the process that works in the folder.
@@ -254,10 +254,8 @@ class Comparison:
             if REFERENCE in self.failed:
                 text = f"No verdict: ordinary training failed. {self.failed[REFERENCE]}"
             return Verdict(text, best=None)
-        shift, name = self.shift.shift, self.problem.split_name
-        place = f"on unseen values of {name}" if shift == "unseen" else PLACES[shift]
-        target = self.problem.target_name
-        return judge(self.predictions, select=self.plan.select, place=place, target=target)
+        words = {"place": self.shift.place, "target": self.problem.target_name}
+        return judge(self.predictions, select=self.plan.select, **words)
 
     @property
     def best(self) -> str:
@@ -325,7 +323,7 @@ class Options:
     split_by: str | None = None
     time: str | None = None
     test: Any = None
-    extrapolate: bool = False
+    extrapolate: str | bool = False
     as_: Mapping[str, str] = field(default_factory=dict)
     methods: Sequence[str] | None = None
     folds: int = 5
@@ -350,7 +348,7 @@ class Options:
                 checks.count(name, getattr(self, name), least)
         for units in np.ravel(() if self.hidden is None else self.hidden):
             checks.count("hidden", units)
-        for name in ("bounded", "quick", "extrapolate"):
+        for name in ("bounded", "quick"):
             checks.choice(name, getattr(self, name), (True, False))
         checks.choice("task", self.task, get_args(Task))
         checks.choice("select", self.select, get_args(Select))
@@ -412,14 +410,17 @@ class Session:
         divide = ("folds", "repeats", "extrapolate", "seed")
         shift = make_shift(problem, **{name: getattr(options, name) for name in divide})
         plan = options.plan(problem, shift)
-        same = ("group", "time", "split_by", "folds", "trials", "epochs", "networks", "select", "bounded")
+        same = ("group", "time", "split_by", "extrapolate", "folds", "trials", "epochs", "networks")
         about = {
             "elliptica": __version__,
             "table": table.name,
             "target": target,
             "task": problem.task,
             "shift": shift.shift,
-            **{name: getattr(options, name) for name in (*same, "quick", "hidden", "seed")},
+            **{
+                name: getattr(options, name)
+                for name in (*same, "select", "bounded", "quick", "hidden", "seed")
+            },
             "rows": len(problem.target),
             "inputs": problem.features.columns,
             "contents": problem.digest(),
@@ -555,8 +556,9 @@ def compare(
         **options: Fields of `Options`:
 
             - the shift: ``test`` (labelled rows to test on), ``time`` (a column: train on the past),
-              ``split_by`` (a column: test on unseen values), ``extrapolate=True`` (test on the rows farthest
-              from the rest); by default, random rows are tested;
+              ``split_by`` (a column: test on unseen values), ``extrapolate`` (a column: test on its far
+              ends; True: on those of the first principal direction of the numeric columns); by
+              default, random rows are tested;
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
               ``as_`` (kinds of columns, e.g. ``{"code": "category"}``; ``"id"``: not an input), ``max_rows``
               (a longer table is sampled);

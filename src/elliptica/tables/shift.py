@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.covariance import LedoitWolf
+from sklearn.decomposition import PCA
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -37,6 +37,8 @@ TIME_CLUSTERS, MIN_TIME_CLUSTERS = 40, 5
 FIXED_TEST_REPEATS = 3
 #: More test parts cost time and tell nothing new.
 MAX_FOLDS = 50
+#: Fewer blocks, or as many, are tested one at a time, whatever the number of folds.
+FEW_BLOCKS = 6
 #: More blocks are dealt like rows, because balancing them one by one takes long.
 MANY_BLOCKS = 500
 
@@ -66,6 +68,7 @@ class ShiftPlan:
     clusters: np.ndarray  # int per row: rows of one cluster depend on each other
     words: str  # a sentence that says what is trained on and what is tested
     n_repeats: int
+    place: str = "on new rows like these"  # where a verdict holds
     ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
 
 
@@ -74,7 +77,7 @@ def make_shift(
     *,
     folds: int = 5,
     repeats: int | None = None,
-    extrapolate: bool = False,
+    extrapolate: str | bool = False,
     seed: int = 0,
 ) -> ShiftPlan:
     """Divide the rows of a problem into training, validation and test rows.
@@ -86,7 +89,8 @@ def make_shift(
         folds: Number of test parts per repeat; fewer if there are fewer blocks or times.
         repeats: How often everything is repeated with other draws; None: once, or three times if a repeat has
             a single fold.
-        extrapolate: Hold out the fifth of the rows that lies farthest from the rest.
+        extrapolate: Column whose far ends are held out; True: the first principal direction of all numeric
+            columns.
         seed: Seed of the draws.
     """
     if not 2 <= folds <= MAX_FOLDS:
@@ -94,17 +98,18 @@ def make_shift(
     asked: dict[Shift, bool] = {
         "test_file": problem.is_test is not None,
         "time": problem.times is not None,
-        "extrapolate": extrapolate,
+        "extrapolate": bool(extrapolate),
         "unseen": problem.blocks is not None and problem.is_test is None,  # a test file may have blocks, too
     }
     shift, *more = [name for name, is_asked in asked.items() if is_asked] or ["random"]
     if more:
         raise TableError("Pass only one of test, time, extrapolate and split_by: each selects its test rows.")
+    columns = _far_columns(problem, extrapolate) if extrapolate else []
     all_folds: list[Fold] = []
     repeat = 0
     while repeat < (repeats or (FIXED_TEST_REPEATS if len(all_folds) == repeat else 1)):
         draws = np.random.default_rng(stream_seed("folds", seed, repeat))
-        parts = _divide(problem, shift, folds, draws)
+        parts = _divide(problem, shift, folds, draws, columns)
         all_folds += [replace(fold, repeat=repeat, number=number) for number, fold in enumerate(parts)]
         repeat += 1
     for fold in all_folds:
@@ -120,8 +125,9 @@ def make_shift(
             "groups, or omit --group."
         )
     clusters, ordered = _clusters(problem, shift, tested)
-    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], ordered)
-    return ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, ordered)
+    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], ordered, columns)
+    place = _place(problem, shift, columns)
+    return ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
 
 
 def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
@@ -140,11 +146,13 @@ def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
     return TablePreprocessor(kinds=problem.kind_of, scale="robust")
 
 
-def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[Fold]:
+def _divide(
+    problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator, columns: Sequence[str]
+) -> list[Fold]:
     """Return the parts of each fold of a repeat."""
     rows = np.arange(len(problem.target))
     if shift == "extrapolate":
-        return [_far(problem)]
+        return [_far(problem, columns)]
     if shift == "time":
         return _time_folds(problem, folds, draws)
     if problem.is_test is not None:
@@ -172,8 +180,8 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
     if blocks is None:
         return _split(StratifiedKFold, strata, n_parts, draws)
     _, first, number = np.unique(blocks[rows], return_index=True, return_inverse=True)
-    if len(first) <= max(n_parts, 4):  # so that at least two are left for training and validation
-        return number % (n_parts if len(first) > 3 else 3)
+    if len(first) <= max(n_parts, FEW_BLOCKS):  # one at a time
+        return number
     if len(first) > MANY_BLOCKS:  # by the stratum of their first row
         return _split(StratifiedKFold, strata[first], n_parts, draws)[number]
     return _split(StratifiedGroupKFold, strata, n_parts, draws, number)
@@ -239,27 +247,46 @@ def _latest(problem: TableProblem, train: np.ndarray, draws: np.random.Generator
     return late if 0 < len(late) <= len(train) / 2 else np.sort(draws.permutation(train)[:n])
 
 
-def _far(problem: TableProblem) -> Fold:
-    """Test the rows farthest from the mean; the farthest of the others are for validation.
+def _far_columns(problem: TableProblem, extrapolate: str | bool) -> list[str]:
+    """Return the columns that extrapolation goes along: the one that is named, or all numeric ones.
 
-    Distances are measured in whitened numbers; categories, dates and text do not count. The same share of
-    every class is held out, so none is missing.
+    Indicators, which have two values, do not count: their far end is a rare category.
     """
     numbers = [name for name, kind in problem.kind_of.items() if kind == "number"]
-    if not numbers:
-        raise TableError("extrapolate needs numeric columns to measure how far rows lie from the rest.")
-    scale = make_pipeline(SimpleImputer(strategy="median"), SquashingScaler(), StandardScaler())
-    inputs = scale.fit_transform(problem.features.select(numbers).to_numpy())
-    distance = LedoitWolf().fit(inputs).mahalanobis(inputs)
-    label = problem.target if problem.task == "classification" else np.zeros(len(distance))
-    place = np.empty(len(distance))  # 0 for the farthest row of a class, 1 for its nearest
-    for value in np.unique(label):
-        members = np.flatnonzero(label == value)
-        ranks = (np.arange(len(members)) + 0.5) / len(members)
-        place[members[np.argsort(-distance[members], kind="stable")]] = ranks
-    validation_end = FAR_SHARE + _n_validation(round((1 - FAR_SHARE) * len(place))) / len(place)
-    train = np.flatnonzero(place > FAR_SHARE)
-    return Fold(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
+    numbers = [name for name in numbers if problem.features[name].drop_nulls().n_unique() > 2]
+    if extrapolate in numbers:
+        return [str(extrapolate)]
+    if extrapolate not in (True, "auto") or not numbers:
+        raise TableError(
+            f"extrapolate is {extrapolate!r}. Name a numeric column with more than two values "
+            f"({', '.join(numbers[:12]) or 'there is none'}), or auto for all of them."
+        )
+    return numbers
+
+
+def _far(problem: TableProblem, columns: Sequence[str]) -> Fold:
+    """Test the rows farthest out along the first principal direction; the next ones are for validation.
+
+    Far is far from the median, so a skewed column is held out at its long end, others at both ends. Outliers
+    are squashed before, which keeps their order. Equal distances stay together.
+    """
+    scale = make_pipeline(SimpleImputer(strategy="median"), SquashingScaler(), StandardScaler(), PCA(1))
+    along = scale.fit_transform(problem.features.select(columns).to_numpy())[:, 0]
+    distance = np.abs(along - np.median(along)).round(9)
+    if len(np.unique(distance)) < 3:
+        raise TableError(f"extrapolate: {columns[0]!r} has too few distinct values to hold out its far end.")
+    is_test = _farthest(distance, FAR_SHARE * len(distance))
+    train = np.flatnonzero(~is_test)
+    is_validation = _farthest(distance[train], _n_validation(len(train)))
+    return Fold(train, train[is_validation], np.flatnonzero(is_test))
+
+
+def _farthest(distance: np.ndarray, n: float) -> np.ndarray:
+    """Return whether rows are among about the n farthest, but not the nearest ones."""
+    cuts, counts = np.unique(distance, return_counts=True)
+    beyond = np.cumsum(counts[::-1])[::-1]
+    first = min(2, len(cuts) - 1)  # leaves two distances, for training and validation
+    return np.asarray(distance >= cuts[first:][np.abs(beyond[first:] - n).argmin()])
 
 
 def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
@@ -289,7 +316,9 @@ def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[
     return np.arange(len(problem.target)) if problem.copies is None else problem.copies, False
 
 
-def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: bool) -> str:
+def _words(
+    problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: bool, columns: Sequence[str]
+) -> str:
     """Describe what is trained on and what is tested."""
     if shift == "time":
         assert problem.times is not None
@@ -304,13 +333,31 @@ def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: 
             )
         few = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times"
         return words if ordered else f"{words}{few}, not for other times."
+    if len(columns) == 1:
+        known = problem.features[columns[0]].to_numpy()[folds[0].train]
+        ends = f"{np.nanmin(known):.4g} to {np.nanmax(known):.4g}"
+        tested = count(len(folds[0].test), "row")
+        return f"Train on rows with {columns[0]} from {ends}, test on the {tested} outside."
     return {
         "random": "Test on random rows: every row is predicted by models that were trained without it.",
         "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "
         "were trained on other values.",
-        "extrapolate": "Test on the fifth of the rows that lies farthest from the rest in its numeric "
-        "columns, train on the others.",
+        "extrapolate": "Test on the fifth of the rows that lies farthest out along the first principal "
+        f"direction of {len(columns)} numeric columns, train on the others.",
         "test_file": f"Train on the table, test on the {count(len(folds[0].test), 'row')} of the test file.",
+    }[shift]
+
+
+def _place(problem: TableProblem, shift: Shift, columns: Sequence[str]) -> str:
+    """Say where a verdict holds."""
+    return {
+        "random": ShiftPlan.place,
+        "unseen": f"on unseen values of {problem.split_name}",
+        "time": "on later rows",
+        "extrapolate": f"beyond the {columns[0]} of the training rows"
+        if len(columns) == 1
+        else "on rows far from the training rows",
+        "test_file": "on the rows of the test file",
     }[shift]
 
 

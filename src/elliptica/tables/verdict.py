@@ -13,14 +13,6 @@ from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, desc
 from elliptica.tables.methods import CONSTANT, LINEAR, REFERENCE, TREES, name_of
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
 
-#: Where the verdict holds, by shift.
-PLACES = {
-    "random": "on new rows like these",
-    "unseen": "on unseen groups of rows",
-    "time": "on later rows",
-    "extrapolate": "on rows far from the training rows",
-    "test_file": "on the rows of the test file",
-}
 #: Methods that need no evidence to be recommended; ties go to the first.
 SIMPLE = (REFERENCE, LINEAR, TREES)
 #: Variance of rows in the worst class, relative to that of independent test rows. To first order, training
@@ -36,7 +28,7 @@ def judge(
     predictions: Predictions,
     *,
     select: str = "average",
-    place: str = PLACES["random"],
+    place: str = "on new rows like these",
     target: str = "the target",
 ) -> Verdict:
     """Compare every method with ordinary training in every judged column, and recommend one.
