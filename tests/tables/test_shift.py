@@ -123,11 +123,11 @@ def test_time_trains_on_the_past():
     assert "Train on the past" in plan.words
 
 
-def test_time_clusters_are_stretches_of_time():
+def test_time_clusters_are_the_tested_stretches():
     problem = problem_of(rows(400, t=[float(i) for i in range(400)]), time="t")
     plan = make_shift(problem, repeats=2)
-    assert (np.diff(plan.clusters) >= 0).all()
-    assert len(np.unique(plan.clusters)) == 40
+    assert all(set(plan.clusters[fold.test]) == {fold.number} for fold in plan.folds)
+    assert (plan.ordered, plan.clusters.min()) == (True, -1)
     assert [len(f.test) for f in plan.folds[:5]] == [len(f.test) for f in plan.folds[5:]]
 
 
@@ -144,16 +144,6 @@ def test_time_waits_until_all_classes_have_come():
     folds = make_shift(problem).folds
     assert len(folds) < 5
     assert all({"a", "b"} == set(problem.target[fold.fit]) for fold in folds)
-
-
-def test_three_years_are_judged_by_their_rows():
-    """One tested year has no spread; two have next to none. Rows do, and the words say so."""
-    problem = problem_of(rows(240, year=[2001 + i // 80 for i in range(240)]), time="year")
-    plan = make_shift(problem)
-    assert [len(fold.test) for fold in plan.folds] == [80, 80]
-    assert len(np.unique(plan.clusters)) == 240
-    assert not plan.ordered
-    assert "2 distinct times" in plan.words
 
 
 def far_table(n=400, seed=0):

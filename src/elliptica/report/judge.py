@@ -103,6 +103,8 @@ class Verdict:
     primary_metric: str = ""  # measure that decides
     tiebreak_metric: str = ""  # measure of the headline: the primary one, or the one that breaks ties
     predicts: bool = True  # whether some method may be better than a constant prediction
+    leader: str | None = None  # method with the best estimate
+    error: tuple[float, float, float] | None = None  # score of the best method in the primary measure, limits
 
     @property
     def text(self) -> str:
@@ -163,7 +165,7 @@ def describe_others(
     for result in ("better", "worse"):
         shown = [d for d in ranked(differences, measure, result) if d.method != best]
         if shown:
-            names = join([f"{name(d.method)}, {d.show(measure)}" for d in shown])
+            names = join([name(d.method) for d in shown])
             said.append(f"Shown to be {result} than {name(shown[0].against)} in {measure.label}: {names}.")
     for other in measures:
         parts = [

@@ -30,9 +30,6 @@ VALIDATION_SHARE, MAX_VALIDATION = 0.25, 4_000
 FAR_SHARE = 0.2
 #: Number of time blocks that are only trained on, before the first tested one.
 EARLIEST_BLOCKS = 2
-#: Number of time stretches that are treated as independent of each other; with fewer tested ones than the
-#: second number, their spread is unknown, and rows are treated as independent instead.
-TIME_CLUSTERS, MIN_TIME_CLUSTERS = 40, 5
 #: Repeats when every repeat tests the same rows in one fold; a single one would not show training noise.
 FIXED_TEST_REPEATS = 3
 #: More test parts cost time and tell nothing new.
@@ -124,8 +121,8 @@ def make_shift(
             f"All test rows are in groups of {problem.group_name!r} that are too small to judge. Merge small "
             "groups, or omit --group."
         )
-    clusters, ordered = _clusters(problem, shift, tested)
-    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], ordered, columns)
+    clusters, ordered = _clusters(problem, shift, all_folds), shift == "time"
+    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
     place = _place(problem, shift, columns)
     return ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
 
@@ -304,35 +301,30 @@ def _missing_classes(problem: TableProblem, fold: Fold) -> list[object]:
     return sorted(set(problem.classes) - set(problem.target[fold.fit].tolist()), key=str)
 
 
-def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the cluster of each row, and whether clusters are stretches of time."""
+def _clusters(problem: TableProblem, shift: Shift, folds: Sequence[Fold]) -> np.ndarray:
+    """Return the cluster of each row; stretches of time are those that folds test."""
     if problem.blocks is not None:
-        return problem.blocks, False
+        return problem.blocks
+    rows = np.arange(len(problem.target))
     if shift == "time":
-        assert problem.times is not None
-        stretches = _cut(problem.times, TIME_CLUSTERS)
-        if len(np.unique(stretches[tested])) >= MIN_TIME_CLUSTERS:
-            return stretches, True
-    return np.arange(len(problem.target)) if problem.copies is None else problem.copies, False
+        rows[:] = -1
+        for fold in folds:
+            rows[fold.test] = fold.number
+        return rows
+    return rows if problem.copies is None else problem.copies
 
 
-def _words(
-    problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: bool, columns: Sequence[str]
-) -> str:
+def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], columns: Sequence[str]) -> str:
     """Describe what is trained on and what is tested."""
     if shift == "time":
         assert problem.times is not None
         assert problem.clock is not None
         tested = problem.times[np.concatenate([fold.test for fold in folds])]
-        begin, n_times = _show_time(problem.clock, tested.min()), len(np.unique(tested))
-        words = f"Train on rows before {begin}, test on later ones."
-        if len(folds) > 1:
-            words = (
-                f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
-                f"{len(folds)} stretches, each predicted from all rows before it)."
-            )
-        few = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times"
-        return words if ordered else f"{words}{few}, not for other times."
+        begin, n = _show_time(problem.clock, tested.min()), len(folds)
+        return (
+            f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
+            f"{n} {'stretch' if n == 1 else 'stretches'}, each predicted from all rows before it)."
+        )
     if len(columns) == 1:
         known = problem.features[columns[0]].to_numpy()[folds[0].train]
         ends = f"{np.nanmin(known):.4g} to {np.nanmax(known):.4g}"
