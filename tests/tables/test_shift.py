@@ -228,6 +228,9 @@ def test_the_saved_model_is_not_trained_on_a_test_file():
     assert fold.train.tolist() == list(range(100))
     assert 0 < len(fold.validation) < 50
     assert not len(fold.test)
+    assert final_fold(problem, "test_file", 0, refit_all=True).train.tolist() == list(range(140))
+    random = make_shift(problem).random
+    assert sorted(np.concatenate([fold.test for fold in random.folds])) == list(range(100))
 
 
 def test_few_and_many_blocks():

@@ -28,7 +28,7 @@ Rule = Literal["average", "worst"]
 
 _TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random rows by default)"
 _EFFORT = "Methods, effort and output"
-_SETTINGS = "folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, bounded"
+_SETTINGS = "folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, bounded, random"
 #: Wider tables list only columns with a hint.
 _MOST_COLUMNS = 16
 
@@ -64,6 +64,9 @@ def compare(
     extrapolate: Annotated[
         str | None, _option(_SHIFT, "Test on the far ends of this column; auto: of all numeric ones.")
     ] = None,
+    refit_all: Annotated[
+        bool, _option(_SHIFT, "Save a model that also learns the rows of --test.", "--refit-all")
+    ] = False,
     methods: Annotated[
         str | None, _option(_EFFORT, "Methods: erm,elliptic,trees; an unknown name lists them all.")
     ] = None,
@@ -105,6 +108,7 @@ def compare(
         split_by=split_by,
         test=test,
         extrapolate=extrapolate or False,
+        refit_all=refit_all,
         methods=None if methods is None else [name.strip() for name in methods.split(",")],
         select=select,
         quick=quick,
@@ -189,7 +193,9 @@ def _print_start(session: Session, console: Console) -> None:
         print_point(console, notice)
     done = len(session.result().finished)
     effort = f"{count(len(plan.methods), 'method')}, {count(plan.trials, 'setting')} each, "
-    effort += count(len(shift.folds), "fold") + (f" ({done} of an earlier run kept)" if done else "")
+    effort += count(len(shift.folds), "fold")
+    effort += f" and {len(shift.random.folds)} of random rows" if shift.random else ""
+    effort += f" ({done} of an earlier run kept)" if done else ""
     print_text(console, f"{effort}. Ctrl-C keeps finished folds.")
 
 

@@ -61,7 +61,7 @@ def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
 
 
 def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
-    """Train the winner of a comparison on all rows of the table, without those of a test file.
+    """Train the winner of a comparison on all rows of the table, with ``refit_all`` also of a test file.
 
     The settings are those of the trial that was best on the validation rows over all folds. The length is the
     median over folds. Rows that folds tested are used, because nothing is measured with this model.
@@ -72,7 +72,7 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
         method: Method to train instead of the winner.
     """
     plan, final = comparison.plan, final_settings(comparison, method)
-    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
+    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed, refit_all=comparison.refit_all)
     problem = only_rows(comparison.problem, fold.train)
     wrong = None
     if final.method == JTT:  # one network of ordinary training on as many rows as trials see

@@ -32,6 +32,8 @@ FAR_SHARE = 0.2
 EARLIEST_BLOCKS = 2
 #: Repeats when every repeat tests the same rows in one fold; a single one would not show training noise.
 FIXED_TEST_REPEATS = 3
+#: Number of the repeat with random rows, beside the shift that was asked for.
+RANDOM = -1
 #: More test parts cost time and tell nothing new.
 MAX_FOLDS = 50
 #: Fewer blocks, or as many, are tested one at a time, whatever the number of folds.
@@ -66,7 +68,8 @@ class ShiftPlan:
     words: str  # a sentence that says what is trained on and what is tested
     n_repeats: int
     place: str = "on new rows like these"  # where a verdict holds
-    ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
+    ordered: bool = False  # whether clusters are stretches of time, one per fold
+    random: ShiftPlan | None = None  # random rows of the same table, to see what they would choose
 
 
 def make_shift(
@@ -76,6 +79,7 @@ def make_shift(
     repeats: int | None = None,
     extrapolate: str | bool = False,
     seed: int = 0,
+    random: bool = True,
 ) -> ShiftPlan:
     """Divide the rows of a problem into training, validation and test rows.
 
@@ -89,6 +93,7 @@ def make_shift(
         extrapolate: Column whose far ends are held out; True: the first principal direction of all numeric
             columns.
         seed: Seed of the draws.
+        random: Beside another shift, also divide the rows of the table at random, once.
     """
     if not 2 <= folds <= MAX_FOLDS:
         raise TableError(f"folds is {folds}. Pass a number from 2 to {MAX_FOLDS}.")
@@ -124,16 +129,28 @@ def make_shift(
     clusters, ordered = _clusters(problem, shift, all_folds), shift == "time"
     words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
     place = _place(problem, shift, columns)
-    return ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
+    plan = ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
+    return replace(plan, random=_random_plan(problem, folds, seed)) if random and shift != "random" else plan
 
 
-def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
+def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
+    """Divide the rows of the table at random, whatever its times, blocks and test file."""
+    problem = replace(problem, blocks=None)
+    draws = np.random.default_rng(stream_seed("folds", seed, RANDOM))
+    parts = _divide(problem, "random", folds, draws, ())
+    numbered = tuple(replace(fold, repeat=RANDOM, number=number) for number, fold in enumerate(parts))
+    clusters = _clusters(problem, "random", numbered)
+    return ShiftPlan("random", numbered, clusters, _words(problem, "random", numbered, ()), 1)
+
+
+def final_fold(problem: TableProblem, shift: Shift, seed: int, *, refit_all: bool = False) -> Fold:
     """Return the rows of the saved model as a fold without test rows.
 
-    It is trained on all rows of the table, not on those of a test file: this is the model that was tested.
+    It is trained on all rows of the table, not on those of a test file (unless ``refit_all``): this is the
+    model that was tested.
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
-    rows = problem.own_rows
+    rows = np.arange(len(problem.target)) if refit_all else problem.own_rows
     fold = _with_validation(problem, shift, rows, rows[:0], draws)
     return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 
@@ -147,12 +164,13 @@ def _divide(
     problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator, columns: Sequence[str]
 ) -> list[Fold]:
     """Return the parts of each fold of a repeat."""
-    rows = np.arange(len(problem.target))
+    rows = problem.own_rows if shift == "random" else np.arange(len(problem.target))
     if shift == "extrapolate":
         return [_far(problem, columns)]
     if shift == "time":
         return _time_folds(problem, folds, draws)
-    if problem.is_test is not None:
+    if shift == "test_file":
+        assert problem.is_test is not None
         tests = [problem.is_test]
     else:
         part = _deal(problem, rows, folds, draws)
