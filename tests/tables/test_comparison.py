@@ -237,14 +237,14 @@ def test_progress_grows_to_one(flowers, tiny):
 
 def test_the_time_that_is_left_is_estimated_after_the_first_fold(found):
     """By rows and methods that are left, over the workers; the longest task is a lower limit."""
-    folds = {(0, n): Fold(np.arange(100 * (n + 1)), np.arange(9), np.arange(9), 0, n) for n in range(3)}
-    tasks = [_Task((folds[0, n],), ("erm",)) for n in (1, 2)]
+    folds = [Fold(np.arange(100 * (n + 1)), np.arange(9), np.arange(9), 0, n) for n in range(3)]
+    tasks = [_Task((fold,), ("erm",)) for fold in folds]
     progress = _Progress(None, None, tasks, 2)
     assert progress.left() == ""
-    progress.learn([replace(found.of("erm")[0], seconds=20.0)], folds)  # for 100 rows
-    assert progress.left() == ", about 60 s left"
-    progress.done[id(tasks[1])] = 0.5
-    assert progress.left() == ", about 40 s left"
+    progress.learn([replace(found.of("erm")[0], seconds=20.0)])  # for 100 rows
+    for number, share, left in ((0, 1.0, 60), (2, 0.5, 40)):
+        progress.done[id(tasks[number])] = share
+        assert progress.left() == f", about {left} s left"
 
 
 def test_random_rows_beside_a_shift(flowers, tiny, tmp_path, ran):

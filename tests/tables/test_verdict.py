@@ -151,7 +151,7 @@ def test_a_trade_names_both_columns():
     found = regression({"erm": errors, "mixup": traded}, groups=groups)
     verdict = judge(found)
     assert verdict.best == "mixup"
-    assert "In worst-group RMSE, worse: mixup." in verdict.sentences
+    assert "Worst-group RMSE worse than that of ordinary training: mixup." in verdict.sentences
     worst = judge(found, select="worst")
     assert (worst.best, worst.primary_metric) == ("erm", "worst_group_rmse")
 

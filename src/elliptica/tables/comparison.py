@@ -461,14 +461,13 @@ class Session:
         tasks, workers = self._tasks(), self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
         deadline = None if minutes is None else clock.monotonic() + 60 * minutes
         progress = _Progress(listen, deadline, tasks, workers)
-        progress.learn(self.store.records(), self._folds())
         with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
             waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
             try:
                 for future in as_completed(tuple(waiting)):
                     waiting.remove(future)
                     self.store.add(future.result())
-                    progress.learn(future.result(), self._folds())
+                    progress.learn(future.result())
             except _Stopped:  # finished folds are the answer
                 pass
             finally:  # no thread may outlive the program: it could be inside torch
@@ -485,19 +484,16 @@ class Session:
         """
         tasks = list[_Task]()
         for stack in [s for plan in (self.shift, self.shift.random) if plan for s in _stacks(plan.folds)]:
-            methods = set[str]()
-            for fold in stack:
-                missing = {m for m in self.plan.methods if (fold.repeat, fold.number, m) not in self.store}
-                others = {m for m in missing if METHODS[m].make is not None}
-                tasks += [_Task((fold,), (method,)) for method in others]
-                methods |= missing - others
-            if JTT in methods:
-                methods.add(REFERENCE)  # JTT learns from its errors
-            if methods:
-                tasks.append(_Task(stack, tuple(m for m in self.plan.methods if m in methods)))
-        last = [(task.folds[-1], task) for task in tasks]
-        order = sorted(last, key=lambda t: (t[0].repeat == RANDOM, t[0].repeat, t[0].number, t[1].methods[0]))
-        return [task for _, task in order]
+            left = [
+                (f, m) for f in stack for m in self.plan.methods if (f.repeat, f.number, m) not in self.store
+            ]
+            networks = {method for _, method in left if METHODS[method].make is None}
+            if JTT in networks:
+                networks.add(REFERENCE)  # JTT learns from its errors
+            if networks:
+                tasks.append(_Task(stack, tuple(m for m in self.plan.methods if m in networks)))
+            tasks += [_Task((fold,), (method,)) for fold, method in left if method not in networks]
+        return tasks
 
     def _run_task(self, task: _Task, progress: _Progress) -> list[Record]:
         """Run a task in a thread."""
@@ -519,10 +515,6 @@ class Session:
         records = tuple(record for record in self.store.records() if record.key[:2] in folds)
         limits = self.options.minutes, self.options.refit_all
         return Comparison(self.problem, shift, self.plan, records, self.name, *limits, random)
-
-    def _folds(self) -> dict[tuple[int, int], Fold]:
-        folds = (*self.shift.folds, *(self.shift.random.folds if self.shift.random else ()))
-        return {(fold.repeat, fold.number): fold for fold in folds}
 
 
 def _stacks(folds: Sequence[Fold]) -> list[tuple[Fold, ...]]:
@@ -553,13 +545,14 @@ class _Progress:
         self.listen, self.deadline, self.workers = listen or (lambda share, words: None), deadline, workers
         self.tasks, self.done = tasks, {id(task): 0.0 for task in tasks}
         self.stop, self._lock = threading.Event(), threading.Lock()
+        self._rows = {(f.repeat, f.number): len(f.train) for task in tasks for f in task.folds}
         self._seconds: dict[str, list[float]] = {}  # per training row, by method
 
-    def learn(self, records: Iterable[Record], folds: Mapping[tuple[int, int], Fold]) -> None:
-        """Learn from finished pieces how long others take."""
+    def learn(self, records: Iterable[Record]) -> None:
+        """Learn from finished pieces how long others take, in seconds per training row."""
         for record in records:
-            if fold := folds.get(record.key[:2]):
-                self._seconds.setdefault(record.method, []).append(record.seconds / len(fold.train))
+            seconds = record.seconds / self._rows[record.key[:2]]
+            self._seconds.setdefault(record.method, []).append(seconds)
 
     def left(self) -> str:
         """Estimate the time that is left; empty until every method has finished a fold."""

@@ -127,8 +127,7 @@ def make_shift(
             "groups, or omit --group."
         )
     clusters, ordered = _clusters(problem, shift, all_folds), shift == "time"
-    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
-    place = _place(problem, shift, columns)
+    words, place = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
     plan = ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
     return replace(plan, random=_random_plan(problem, folds, seed)) if random and shift != "random" else plan
 
@@ -140,7 +139,7 @@ def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
     parts = _divide(problem, "random", folds, draws, ())
     numbered = tuple(replace(fold, repeat=RANDOM, number=number) for number, fold in enumerate(parts))
     clusters = _clusters(problem, "random", numbered)
-    return ShiftPlan("random", numbered, clusters, _words(problem, "random", numbered, ()), 1)
+    return ShiftPlan("random", numbered, clusters, *_words(problem, "random", numbered, ())[:1], 1)
 
 
 def final_fold(problem: TableProblem, shift: Shift, seed: int, *, refit_all: bool = False) -> Fold:
@@ -332,42 +331,36 @@ def _clusters(problem: TableProblem, shift: Shift, folds: Sequence[Fold]) -> np.
     return rows if problem.copies is None else problem.copies
 
 
-def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], columns: Sequence[str]) -> str:
-    """Describe what is trained on and what is tested."""
+def _words(
+    problem: TableProblem, shift: Shift, folds: Sequence[Fold], columns: Sequence[str]
+) -> tuple[str, str]:
+    """Describe what is trained on and what is tested, and where a verdict holds."""
+    rows, by, n = count(len(folds[0].test), "row"), problem.split_name, len(folds)
     if shift == "time":
         assert problem.times is not None
         assert problem.clock is not None
-        tested = problem.times[np.concatenate([fold.test for fold in folds])]
-        begin, n = _show_time(problem.clock, tested.min()), len(folds)
-        return (
-            f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
-            f"{n} {'stretch' if n == 1 else 'stretches'}, each predicted from all rows before it)."
-        )
+        begin = _show_time(problem.clock, min(problem.times[fold.test].min() for fold in folds))
+        where = f"{problem.clock.name} from {begin} on, in {n} stretch{'es' * (n > 1)}"
+        words = f"Train on the past, test on later rows ({where}, each predicted from all rows before it)."
+        return words, "on later rows"
     if len(columns) == 1:
         known = problem.features[columns[0]].to_numpy()[folds[0].train]
         ends = f"{np.nanmin(known):.4g} to {np.nanmax(known):.4g}"
-        tested = count(len(folds[0].test), "row")
-        return f"Train on rows with {columns[0]} from {ends}, test on the {tested} outside."
+        words = f"Train on rows with {columns[0]} from {ends}, test on the {rows} outside."
+        return words, f"beyond the {columns[0]} of the training rows"
+    every = "every row is predicted by models that were trained"
     return {
-        "random": "Test on random rows: every row is predicted by models that were trained without it.",
-        "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "
-        "were trained on other values.",
-        "extrapolate": "Test on the fifth of the rows that lies farthest out along the first principal "
-        f"direction of {len(columns)} numeric columns, train on the others.",
-        "test_file": f"Train on the table, test on the {count(len(folds[0].test), 'row')} of the test file.",
-    }[shift]
-
-
-def _place(problem: TableProblem, shift: Shift, columns: Sequence[str]) -> str:
-    """Say where a verdict holds."""
-    return {
-        "random": ShiftPlan.place,
-        "unseen": f"on unseen values of {problem.split_name}",
-        "time": "on later rows",
-        "extrapolate": f"beyond the {columns[0]} of the training rows"
-        if len(columns) == 1
-        else "on rows far from the training rows",
-        "test_file": "on the rows of the test file",
+        "random": (f"Test on random rows: {every} without it.", ShiftPlan.place),
+        "unseen": (f"Test on unseen values of {by}: {every} on other values.", f"on unseen values of {by}"),
+        "extrapolate": (
+            "Test on the fifth of the rows that lies farthest out along the first principal direction of "
+            f"{len(columns)} numeric columns, train on the others.",
+            "on rows far from the training rows",
+        ),
+        "test_file": (
+            f"Train on the table, test on the {rows} of the test file.",
+            "on the rows of the test file",
+        ),
     }[shift]
 
 

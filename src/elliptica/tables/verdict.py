@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elliptica._utils.statistics import bonferroni, student_quantile
-from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe_others, join, sentence
+from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe, join, sentence
 from elliptica.tables.methods import CONSTANT, LINEAR, REFERENCE, TREES, name_of
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
 
@@ -261,16 +261,16 @@ def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) ->
         said += _needed(choice)
     if REFERENCE not in (best, leader) or best == leader:
         said += _compared(choice, best, REFERENCE)
-    if others := [name_of(method) for method in choice.level if method not in (best, leader)]:
-        said.append(f"Also not distinguishable from the best estimate in {measure.label}: {join(others)}.")
+    if level := [name_of(method) for method in choice.level if method not in (best, leader)]:
+        said.append(f"Also not distinguishable from the best estimate in {measure.label}: {join(level)}.")
     if at_random == best:
         said.append("Random rows would have chosen it, too.")
     elif at_random is not None:
         said.append(f"Random rows would have chosen {name_of(at_random)}.")
         said += [] if at_random == leader else _compared(choice, at_random, best)
     judged = [column.metric for column in choice.columns.values()]
-    said += _no_gain(choice, over)
-    return [*said, *describe_others(choice.differences, judged, measure, best, name_of)]
+    others = [d for d in choice.differences if (d.method, d.measure) != (best, measure.name)]
+    return [*said, *_no_gain(choice, over), *describe(others, judged, name_of)]
 
 
 def _compared(choice: Choice, method: str, other: str) -> list[str]:
