@@ -189,10 +189,11 @@ class Column:
         return differences
 
     def error(self, predictions: Predictions, method: str) -> tuple[float, float, float]:
-        """Return the score of a method with the limits of its own 95 % interval; infinite ones if unknown."""
+        """Return the score of a method with limits that hold jointly for all methods; infinite if unknown."""
         k = list(predictions.values).index(method)
         spread = self._spread(predictions, self.influence)
-        quantile = student_quantile((1 + CONFIDENCE) / 2, round(float(spread.degrees[k]), 1))
+        level = simultaneous_level(spread.correlation, CONFIDENCE)  # whichever method is chosen
+        quantile = student_quantile((1 + level) / 2, round(float(spread.degrees[k]), 1))
         half = quantile * float(spread.variance[k]) ** 0.5
         mean = float(self.estimates[k])
         if half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
