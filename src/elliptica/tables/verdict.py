@@ -200,7 +200,7 @@ class Column:
             half = math.inf
         if self.metric.relative:
             return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-        return mean, max(mean - half, 0.0), min(mean + half, 1.0)
+        return mean, max(mean - half, 0.0 if half < 1 else -half), min(mean + half, 1.0 if half < 1 else half)
 
     def _spread(self, predictions: Predictions, influence: np.ndarray) -> Spread:
         shared = CLASS_FACTOR if self.metric.name == "worst_class_accuracy" else None
