@@ -505,12 +505,10 @@ class Session:
         report(1.0, "done")
         return records
 
-    def result(self) -> Comparison:
-        """Return the result of the folds that are finished so far."""
-        random = self._part(self.shift.random, None) if self.shift.random else None
-        return self._part(self.shift, random)
-
-    def _part(self, shift: ShiftPlan, random: Comparison | None) -> Comparison:
+    def result(self, shift: ShiftPlan | None = None) -> Comparison:
+        """Return the result of the folds that are finished so far, of the whole or of the random rows."""
+        shift = shift or self.shift
+        random = self.result(shift.random) if shift.random else None
         folds = {(fold.repeat, fold.number) for fold in shift.folds}  # a folder may hold more repeats
         records = tuple(record for record in self.store.records() if record.key[:2] in folds)
         limits = self.options.minutes, self.options.refit_all

@@ -138,8 +138,8 @@ def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
     draws = np.random.default_rng(stream_seed("folds", seed, RANDOM))
     parts = _divide(problem, "random", folds, draws, ())
     numbered = tuple(replace(fold, repeat=RANDOM, number=number) for number, fold in enumerate(parts))
-    clusters = _clusters(problem, "random", numbered)
-    return ShiftPlan("random", numbered, clusters, *_words(problem, "random", numbered, ())[:1], 1)
+    words, _ = _words(problem, "random", numbered, ())
+    return ShiftPlan("random", numbered, _clusters(problem, "random", numbered), words, 1)
 
 
 def final_fold(problem: TableProblem, shift: Shift, seed: int, *, refit_all: bool = False) -> Fold:
@@ -266,8 +266,8 @@ def _far_columns(problem: TableProblem, extrapolate: str | bool) -> list[str]:
 
     Indicators, which have two values, do not count: their far end is a rare category.
     """
-    numbers = [name for name, kind in problem.kind_of.items() if kind == "number"]
-    numbers = [name for name in numbers if problem.features[name].drop_nulls().n_unique() > 2]
+    n_values = {name: problem.features[name].drop_nulls().n_unique() for name in problem.features.columns}
+    numbers = [name for name, kind in problem.kind_of.items() if kind == "number" and n_values[name] > 2]
     if extrapolate in numbers:
         return [str(extrapolate)]
     if extrapolate not in (True, "auto") or not numbers:

@@ -93,12 +93,11 @@ class Choice:
         self.columns = {m.name: Column.of(self.trained, m) for m in self.metrics if m.judged}
         self.differences = [d for c in self.columns.values() for d in c.differences(self.trained, REFERENCE)]
         self.leader, results = self._leading(methods)
-        self.level = [m for m in methods if results.get(m) == "open"]
-        if self.primary.name == "accuracy" and not set(results.values()) <= {"worse"}:
+        near = [m for m in methods if results.get(m) != "worse"]
+        if self.primary.name == "accuracy" and len(near) > 1:
             self.measure = self.columns["brier"].metric
-            near = [m for m in methods if results.get(m) != "worse"]
             self.leader, results = self._leading(near)
-            self.level = [m for m in near if results.get(m) == "open"]
+        self.level = [m for m in near if results.get(m) == "open"]
         self.unknown = set(results.values()) == {"unknown"}
         rank = {method: number for number, method in enumerate(SIMPLE)}
         self.best = min([self.leader, *self.level], key=lambda method: rank.get(method, len(rank)))
@@ -300,7 +299,7 @@ def _no_gain(choice: Choice, over: Sequence[Difference]) -> list[str]:
 def _needed(choice: Choice) -> list[str]:
     """Say how many rows would exclude zero from the interval of the best estimate, if it is right."""
     pair, predictions = choice.cell(choice.leader, choice.best), choice.trained
-    if pair is None or predictions.ordered:  # more rows are not more stretches of time
+    if pair is None or _limits(predictions):  # more rows are not more blocks
         return []
     gap = math.log1p(pair.mean) if choice.measure.relative else pair.mean
     factor = pair.variance * (pair.quantile / gap) ** 2 if gap else math.inf
