@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import TablePreprocessor
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.table import Column, TableError
+from elliptica.tables.table import TableError
 
 Shift = Literal["random", "unseen", "time", "extrapolate", "test_file"]
 
@@ -339,7 +338,8 @@ def _words(
     if shift == "time":
         assert problem.times is not None
         assert problem.clock is not None
-        begin = _show_time(problem.clock, min(problem.times[fold.test].min() for fold in folds))
+        first = min(problem.times[fold.test].min() for fold in folds)
+        begin = str(np.datetime64(int(first // 1), "D")) if problem.clock.kind == "date" else f"{first:g}"
         where = f"{problem.clock.name} from {begin} on, in {n} stretch{'es' * (n > 1)}"
         words = f"Train on the past, test on later rows ({where}, each predicted from all rows before it)."
         return words, "on later rows"
@@ -362,11 +362,3 @@ def _words(
             "on the rows of the test file",
         ),
     }[shift]
-
-
-def _show_time(clock: Column, value: float) -> str:
-    """Format a time as in the column: a date, with its hour if it has one, or a number."""
-    if clock.kind != "date":
-        return f"{value:g}"
-    moment = datetime(1970, 1, 1) + timedelta(days=float(value))
-    return f"{moment:%Y-%m-%d}" if moment.hour == moment.minute == 0 else f"{moment:%Y-%m-%d %H:%M}"
