@@ -131,18 +131,6 @@ def test_shifts_end_to_end(flowers, tiny, options):
     assert all(np.isfinite(d.low) and np.isfinite(d.high) for d in found.verdict.differences)
 
 
-def test_three_years_are_not_judged(tiny):
-    """Two tested years do not show how much years differ; but nobody says that nothing predicts."""
-    draws = np.random.default_rng(0)
-    x = draws.normal(size=300)
-    year = [2001 + i // 100 for i in range(300)]
-    frame = pl.DataFrame({"year": year, "x": x, "y": 5 * x + draws.normal(size=300)})
-    found = compare(frame, "y", time="year", methods=["linear"], **tiny)
-    assert {d.result for d in found.verdict.differences} == {"unknown"}
-    assert (found.best, found.verdict.predicts) == ("linear", True)
-    assert "unknown" in found.verdict.headline
-
-
 def test_no_logarithm_where_a_test_file_has_none(flowers, tiny):
     frame = flowers.drop("kind").with_columns(pl.col("height").exp())
     other = frame[:40].with_columns(pl.col("height") - 1.0)
