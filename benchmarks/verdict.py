@@ -27,7 +27,7 @@ from sklearn.linear_model import Ridge
 from benchmarks.timing import fill
 from elliptica._utils.statistics import bonferroni, student_quantile
 from elliptica.tables.metrics import Predictions, metrics_of
-from elliptica.tables.shift import EARLIEST_BLOCKS, TIME_CLUSTERS
+from elliptica.tables.shift import EARLIEST_BLOCKS
 from elliptica.tables.verdict import Column
 
 #: Folds, and rows of the fresh test of every trained model.
@@ -140,7 +140,7 @@ def draw(situation: Situation, n: int, rng: np.random.Generator) -> Table:
         groups, size = np.array(list("abcd"))[number], np.array([0.8, 1.0, 1.2, 1.4])[number]
     noise = rng.normal(size=n) if math.isinf(situation.tails) else rng.standard_t(situation.tails, size=n)
     if situation.is_time:
-        clusters = clusters * TIME_CLUSTERS // situation.n
+        clusters = clusters * (N_FOLDS + EARLIEST_BLOCKS) // situation.n
         noise = _autocorrelated(noise, situation.phi)
     signal = np.sin(2 * x[:, 0]) + 0.7 * x[:, 1] * x[:, 2] + 0.5 * x[:, 3]
     y = signal + shift + 0.7 * size * noise

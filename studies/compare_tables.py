@@ -47,7 +47,7 @@ class Example(NamedTuple):
     together: str | None = None
 
 
-FAR = {"extrapolate": ("--extrapolate",)}
+FAR = {"extrapolate": ("--extrapolate", "auto")}
 LATER = {"time": ("--time", "Year"), **FAR}
 UNSEEN = {"unseen occupation": ("--split-by", "occupation"), **FAR}
 PERSON = {"unseen person": ("--split-by", "individual")}

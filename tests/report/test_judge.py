@@ -46,7 +46,7 @@ def test_every_measure_is_judged_and_all_widen_each_other():
     values = {"average": {"erm": middle, "trade": low}, "worst": {"erm": middle, "trade": high}}
     verdict = judge_seeds(values, [RMSE, worst], ["erm", "trade"], "erm")
     assert [d.result for d in verdict.differences] == ["better", "worse"]
-    assert "In worst RMSE, worse: trade." in verdict.sentences
+    assert "Worst RMSE worse than that of erm: trade." in verdict.sentences
     (alone,) = judge_seeds(values, [RMSE], ["erm", "trade"], "erm").differences
     assert alone.high - alone.low < verdict.differences[0].high - verdict.differences[0].low
 

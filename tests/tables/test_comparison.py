@@ -16,9 +16,10 @@ from threadpoolctl import threadpool_info
 
 from elliptica.tables import Comparison, Options, TableError, compare, fit_model
 from elliptica.tables import comparison as comparison_module
-from elliptica.tables.comparison import Session
+from elliptica.tables.comparison import Session, _Progress, _Task
 from elliptica.tables.methods import METHODS
 from elliptica.tables.model import only_rows
+from elliptica.tables.shift import Fold
 from elliptica.tables.training import training_groups
 
 bad_input = pytest.mark.bad_input
@@ -118,7 +119,9 @@ def test_shifts_end_to_end(flowers, tiny, options):
     )
     if "test" in options:
         frame, options = frame[:90], {"test": frame[90:]}
-    found = compare(frame, "height", methods=["elliptic", "linear"], **options, **{**tiny, "trials": 1})
+    found = compare(
+        frame, "height", methods=["elliptic", "linear"], **options, **{**tiny, "trials": 1, "folds": 4}
+    )
     assert found.complete
     assert found.shift.shift != "random"
     tested = found.predictions.tested
@@ -126,19 +129,6 @@ def test_shifts_end_to_end(flowers, tiny, options):
     assert ("time" not in options) or not tested[0, :30].any()
     assert found.predictions.ordered == ("time" in options)  # stretches of time depend on their neighbours
     assert all(np.isfinite(d.low) and np.isfinite(d.high) for d in found.verdict.differences)
-
-
-def test_three_years_have_an_answer(tiny):
-    """Their rows differ by far more than chance; one tested year alone would have an infinite variance."""
-    draws = np.random.default_rng(0)
-    x = draws.normal(size=300)
-    year = [2001 + i // 100 for i in range(300)]
-    frame = pl.DataFrame({"year": year, "x": x, "y": 5 * x + draws.normal(size=300)})
-    found = compare(frame, "y", time="year", methods=["linear"], **tiny)
-    constant = [d for d in found.verdict.differences if (d.method, d.measure) == ("linear", "rmse")]
-    assert np.isfinite([constant[0].low, constant[0].high]).all()
-    assert found.best == "linear"
-    assert "2 distinct times" in found.shift.words
 
 
 def test_no_logarithm_where_a_test_file_has_none(flowers, tiny):
@@ -229,7 +219,42 @@ def test_progress_grows_to_one(flowers, tiny):
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
-    assert {"fold 2, boosted trees: done", "folds 1, 2: trials"} < {text for _, text in told}
+    begins = {text.partition(", about")[0] for _, text in told}
+    assert {"fold 2, boosted trees: done", "folds 1, 2: trials"} < begins
+
+
+def test_the_time_that_is_left_is_estimated_after_the_first_fold(found):
+    """By rows and methods that are left, over the workers; the longest task is a lower limit."""
+    folds = [Fold(np.arange(100 * (n + 1)), np.arange(9), np.arange(9), 0, n) for n in range(3)]
+    tasks = [_Task((fold,), ("erm",)) for fold in folds]
+    progress = _Progress(None, None, tasks, 2)
+    assert progress.left() == ""
+    progress.learn([replace(found.of("erm")[0], seconds=20.0)])  # for 100 rows
+    for number, share, left in ((0, 1.0, 60), (2, 0.5, 40)):
+        progress.done[id(tasks[number])] = share
+        assert progress.left() == f", about {left} s left"
+
+
+def test_random_rows_beside_a_shift(flowers, tiny, tmp_path, ran):
+    """They are further folds of the store: a limit cuts them last, and the same command resumes them."""
+    frame = flowers.drop("kind").with_columns(pl.Series("site", [f"s{i % 4}" for i in range(120)]))
+    options = {**tiny, "trials": 1, "methods": ["linear"], "split_by": "site", "out": tmp_path}
+    alone = compare(frame, "height", random=False, **options)
+    assert (alone.random, len(alone.shift.folds)) == (None, 4)
+    ran.clear()
+    both = compare(frame, "height", **options)
+    assert {len(folds) for folds, _ in ran} == {1, 2}
+    assert len(ran) == 5  # three folds of two methods, in two stacks of networks
+    assert (both.complete, both.random.complete, both.scores) == (True, True, alone.scores)
+    assert sorted(np.concatenate([f.test for f in both.random.shift.folds])) == list(range(120))
+    assert all(len(set(both.problem.blocks[f.test])) == 4 for f in both.random.shift.folds)
+    assert any(text.startswith("Random rows would have chosen") for text in both.verdict.sentences)
+    ran.clear()
+    assert compare(frame, "height", **options).random.scores == both.random.scores
+    assert not ran
+    records = tuple(r for r in both.random.records if r.key[1:] != (2, "linear"))
+    cut = replace(both, random=replace(both.random, records=records), minutes=1)
+    assert "cut 1 of 3 folds of random rows (the linear model)" in cut.stopped
 
 
 def test_threads_are_limited_and_restored(flowers, tiny, monkeypatch):
@@ -272,7 +297,7 @@ def test_an_interruption_leaves_whole_folds(flowers, tiny, tmp_path, monkeypatch
     session = open_one_by_one(flowers, tiny, monkeypatch, tmp_path)
 
     def interrupt(share, words):
-        if words == "fold 2: trials":
+        if words.startswith("fold 2: trials"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -288,12 +313,12 @@ def test_a_time_limit_leaves_whole_folds_and_says_so(flowers, tiny, tmp_path, mo
     session = open_one_by_one(flowers, tiny, monkeypatch, tmp_path, minutes=60)
 
     def wait(share, words):
-        if words == "fold 2: trials":
+        if words.startswith("fold 2: trials"):
             monkeypatch.setattr(comparison_module.clock, "monotonic", lambda: float("inf"))
 
     session.run(wait)
     monkeypatch.undo()
-    assert "1 of 3 folds" in check_part(session).stopped
+    assert "2 of 3 folds" in check_part(session).stopped
     again = open_one_by_one(flowers, tiny, monkeypatch, tmp_path)  # resumed, also without the limit
     again.run()
     assert again.result().complete

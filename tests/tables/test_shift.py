@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.tree import DecisionTreeRegressor
 
 from elliptica.tables.shift import Fold, final_fold, make_shift
 from elliptica.tables.table import TableError
@@ -122,11 +123,11 @@ def test_time_trains_on_the_past():
     assert "Train on the past" in plan.words
 
 
-def test_time_clusters_are_stretches_of_time():
+def test_time_clusters_are_the_tested_stretches():
     problem = problem_of(rows(400, t=[float(i) for i in range(400)]), time="t")
     plan = make_shift(problem, repeats=2)
-    assert (np.diff(plan.clusters) >= 0).all()
-    assert len(np.unique(plan.clusters)) == 40
+    assert all(set(plan.clusters[fold.test]) == {fold.number} for fold in plan.folds)
+    assert (plan.ordered, plan.clusters.min()) == (True, -1)
     assert [len(f.test) for f in plan.folds[:5]] == [len(f.test) for f in plan.folds[5:]]
 
 
@@ -145,59 +146,62 @@ def test_time_waits_until_all_classes_have_come():
     assert all({"a", "b"} == set(problem.target[fold.fit]) for fold in folds)
 
 
-def test_three_years_are_judged_by_their_rows():
-    """One tested year has no spread; two have next to none. Rows do, and the words say so."""
-    problem = problem_of(rows(240, year=[2001 + i // 80 for i in range(240)]), time="year")
-    plan = make_shift(problem)
-    assert [len(fold.test) for fold in plan.folds] == [80, 80]
-    assert len(np.unique(plan.clusters)) == 240
-    assert not plan.ordered
-    assert "2 distinct times" in plan.words
+def far_table(n=400, seed=0):
+    """Numbers ``a`` (even) and ``b`` (skewed), indicators of a rare category, and a target that follows a."""
+    draws = np.random.default_rng(seed)
+    a, b = draws.permutation(np.linspace(0, 1, n)), draws.lognormal(size=n)
+    rare = draws.random(n) < 0.03
+    y = a + 0.02 * draws.normal(size=n)
+    return pl.DataFrame({"a": a, "b": b, "rare": rare.astype(float), "kind": rare.astype(str), "y": y})
 
 
-def far_table(n=200):
-    draws = np.random.default_rng(0)
-    x = draws.normal(size=(n, 2))
-    return pl.DataFrame({"a": x[:, 0], "b": 100 * x[:, 1], "y": x[:, 0] + draws.normal(size=n)})
-
-
-def test_extrapolation_tests_the_rows_that_lie_farthest():
-    """By hand: whitened by the covariance of the inputs, so that the scale of a column does not matter."""
+def test_extrapolation_estimates_the_error_of_new_far_rows():
+    """Trees are flat beyond their rows: the truth is the error of a model of all rows just outside them."""
     frame = far_table()
-    plan = make_shift(problem_of(frame), extrapolate=True)
-    x = frame.select("a", "b").to_numpy()
-    whitened = (x - x.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(x.T))).T
-    far = set(np.argsort(-(whitened**2).sum(1))[:40])
+    (fold, *_), x, y = make_shift(problem_of(frame), extrapolate="a").folds, frame["a"].to_numpy(), frame["y"]
+
+    def error(train, target, test, truth):
+        trees = DecisionTreeRegressor(min_samples_leaf=10).fit(train[:, None], target)
+        return np.square(trees.predict(test[:, None]) - truth).mean() ** 0.5
+
+    estimate = error(x[fold.train], y[fold.train], x[fold.test], y[fold.test])
+    new = np.concatenate([np.linspace(-0.1, 0, 200), np.linspace(1, 1.1, 200)])
+    assert estimate == pytest.approx(error(x, y, new, new), rel=0.2)
+    assert estimate > 2 * error(x[::2], y[::2], x[1::2], y[1::2])  # what random rows say
+
+
+@pytest.mark.parametrize("column", ["a", "b", "auto"])
+def test_extrapolation_holds_out_far_ends_and_validates_on_the_next(column):
+    """Both ends of an even column, the long end of a skewed one; rare categories play no part."""
+    frame = far_table()
+    plan = make_shift(problem_of(frame), extrapolate=column)
     assert (plan.shift, plan.n_repeats, len(plan.folds)) == ("extrapolate", 3, 3)
-    for fold in plan.folds:
-        assert is_sound(fold, 200)
-        assert len(far & set(fold.test)) >= 39  # the covariance is shrunk a little
-        radius = (whitened**2).sum(1)
-        assert radius[fold.fit].max() < np.median(radius[fold.validation])
-        assert radius[fold.validation].max() < np.median(radius[fold.test])
-        assert len(fold.validation) == 40
+    fold = plan.folds[0]
+    assert is_sound(fold, 400)
+    assert (len(fold.test), len(fold.validation)) == (80, 80)
+    assert frame["rare"][fold.test].mean() < 0.08
+    other = frame.with_columns(rare=1 - pl.col("rare"), kind=pl.col("kind").reverse())
+    assert np.array_equal(make_shift(problem_of(other), extrapolate=column).folds[0].test, fold.test)
+    if column != "auto":
+        assert f"with {column} from" in plan.words
+        values = frame[column].to_numpy()
+        distance = np.abs(values - np.median(values))
+        assert distance[fold.fit].max() < distance[fold.validation].min()
+        assert distance[fold.validation].max() < distance[fold.test].min()
+        upper = (values[fold.test] > np.median(values)).mean()
+        assert upper == pytest.approx(0.5 if column == "a" else 1.0, abs=0.1)
 
 
-def test_extrapolation_holds_out_a_fifth_of_every_class():
-    labels = ["a"] * 150 + ["b"] * 50
-    problem = problem_of(far_table().with_columns(pl.Series("y", labels)))
-    fold = make_shift(problem, extrapolate=True).folds[0]
-    assert [(problem.target[fold.test] == c).sum() for c in "ab"] == [30, 10]
-
-
-def test_extrapolation_measures_numbers_not_categories():
-    """A rare category is not far away; a row with a gap has the median."""
-    frame = far_table().with_columns(
-        pl.Series("kind", ["rare" if i % 40 == 0 else "usual" for i in range(200)]),
-        pl.when(pl.int_range(pl.len()) % 11 == 0).then(None).otherwise(pl.col("a")).alias("a"),
-    )
-    with_kind, without = (
-        make_shift(problem_of(one), extrapolate=True).folds[0].test for one in (frame, frame.drop("kind"))
-    )
-    assert np.array_equal(with_kind, without)
-    assert {"a", "b"} <= set(frame.columns)
-    with pytest.raises(TableError, match="extrapolate"):
-        make_shift(problem_of(frame.select("kind", "y")), extrapolate=True)
+def test_extrapolation_keeps_equal_values_together_and_gaps_in_the_middle():
+    frame = far_table().with_columns(a=(4 * pl.col("a")).round(), b=pl.when(pl.col("rare") == 0).then("b"))
+    fold = make_shift(problem_of(frame), extrapolate="a").folds[0]
+    parts = [set(frame["a"][part]) for part in (fold.fit, fold.validation, fold.test)]
+    assert sum(map(len, parts)) == 5
+    gaps = np.flatnonzero(frame["b"].is_null())
+    assert np.isin(gaps, make_shift(problem_of(frame), extrapolate="b").folds[0].fit).all()
+    for column in ("rare", "kind", "no such"):
+        with pytest.raises(TableError, match="extrapolate"):
+            make_shift(problem_of(frame), extrapolate=column)
 
 
 def test_rows_of_a_test_file_are_tested_in_every_repeat():
@@ -224,6 +228,9 @@ def test_the_saved_model_is_not_trained_on_a_test_file():
     assert fold.train.tolist() == list(range(100))
     assert 0 < len(fold.validation) < 50
     assert not len(fold.test)
+    assert final_fold(problem, "test_file", 0, refit_all=True).train.tolist() == list(range(140))
+    random = make_shift(problem).random
+    assert sorted(np.concatenate([fold.test for fold in random.folds])) == list(range(100))
 
 
 def test_few_and_many_blocks():
@@ -231,7 +238,7 @@ def test_few_and_many_blocks():
     few = problem_of(rows(210, site=[i % 3 for i in range(210)]), split_by="site")
     assert [len(set(few.blocks[fold.test])) for fold in make_shift(few).folds] == [1] * 3
     four = problem_of(rows(210, site=[min(i % 9, 3) for i in range(210)]), split_by="site")
-    assert [len(set(four.blocks[fold.test])) for fold in make_shift(four, folds=2).folds] == [2] * 2
+    assert [len(set(four.blocks[fold.test])) for fold in make_shift(four, folds=2).folds] == [1] * 4
     many = problem_of(rows(3000, site=[i // 3 for i in range(3000)]), split_by="site")
     folds = make_shift(many).folds
     assert all(not set(many.blocks[fold.train]) & set(many.blocks[fold.test]) for fold in folds)

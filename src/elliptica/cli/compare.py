@@ -28,7 +28,7 @@ Rule = Literal["average", "worst"]
 
 _TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random rows by default)"
 _EFFORT = "Methods, effort and output"
-_SETTINGS = "folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, bounded"
+_SETTINGS = "folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, bounded, random"
 #: Wider tables list only columns with a hint.
 _MOST_COLUMNS = 16
 
@@ -61,7 +61,12 @@ def compare(
     ] = None,
     split_by: Annotated[str | None, _option(_SHIFT, "Test on unseen values of this column.")] = None,
     test: Annotated[Path | None, _option(_SHIFT, "Test on the rows of this file.", dir_okay=False)] = None,
-    extrapolate: Annotated[bool, _option(_SHIFT, "Test on the farthest rows.", "--extrapolate")] = False,
+    extrapolate: Annotated[
+        str | None, _option(_SHIFT, "Test on the far ends of this column; auto: of all numeric ones.")
+    ] = None,
+    refit_all: Annotated[
+        bool, _option(_SHIFT, "Save a model that also learns the rows of --test.", "--refit-all")
+    ] = False,
     methods: Annotated[
         str | None, _option(_EFFORT, "Methods: erm,elliptic,trees; an unknown name lists them all.")
     ] = None,
@@ -110,7 +115,8 @@ def compare(
         time=time,
         split_by=split_by,
         test=test,
-        extrapolate=extrapolate,
+        extrapolate=extrapolate or False,
+        refit_all=refit_all,
         methods=[*(name.strip() for name in (methods or "all").split(",")), *(method or ())],
         select=select,
         quick=quick,
@@ -196,7 +202,9 @@ def _print_start(session: Session, console: Console) -> None:
     done = len(session.result().finished)
     most = count(max(map(plan.trials_of, plan.methods)), "setting")
     effort = f"{count(len(plan.methods), 'method')}, up to {most} each, "
-    effort += count(len(shift.folds), "fold") + (f" ({done} of an earlier run kept)" if done else "")
+    effort += count(len(shift.folds), "fold")
+    effort += f" and {len(shift.random.folds)} of random rows" if shift.random else ""
+    effort += f" ({done} of an earlier run kept)" if done else ""
     print_text(console, f"{effort}. Ctrl-C keeps finished folds.")
 
 

@@ -19,6 +19,7 @@ RESULTS: dict[Result, str] = {
     "open": "not distinguishable",
     "unknown": "cannot be judged",
 }
+_SHOWN: tuple[Result, ...] = ("better", "worse")
 #: Joint confidence of the intervals of a verdict.
 CONFIDENCE = 0.95
 #: With fewer common seeds, nothing is judged.
@@ -103,6 +104,8 @@ class Verdict:
     primary_metric: str = ""  # measure that decides
     tiebreak_metric: str = ""  # measure of the headline: the primary one, or the one that breaks ties
     predicts: bool = True  # whether some method may be better than a constant prediction
+    leader: str | None = None  # method with the best estimate
+    error: tuple[float, float, float] | None = None  # score of the best method in the primary measure, limits
 
     @property
     def text(self) -> str:
@@ -151,29 +154,17 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def describe_others(
-    differences: Sequence[Difference],
-    measures: Sequence[Measure],
-    measure: Measure,
-    best: str,
-    name: Callable[[str], str] = str,
+def describe(
+    differences: Sequence[Difference], measures: Sequence[Measure], name: Callable[[str], str] = str
 ) -> list[str]:
-    """Describe the differences that are shown, other than that of the best method in the main measure."""
-    said = []
-    for result in ("better", "worse"):
-        shown = [d for d in ranked(differences, measure, result) if d.method != best]
-        if shown:
-            names = join([f"{name(d.method)}, {d.show(measure)}" for d in shown])
-            said.append(f"Shown to be {result} than {name(shown[0].against)} in {measure.label}: {names}.")
-    for other in measures:
-        parts = [
-            f"{result}: {join([name(d.method) for d in shown])}"
-            for result in ("better", "worse")
-            if other != measure and (shown := ranked(differences, other, result))
-        ]
-        if parts:
-            said.append(f"In {other.label}, {'; '.join(parts)}.")
-    return said
+    """List the methods that are shown to be better or worse, measure by measure."""
+    return [
+        f"{sentence(measure.label)} {result} than that of {name(shown[0].against)}: "
+        f"{join([name(d.method) for d in shown])}."
+        for measure in measures
+        for result in _SHOWN
+        if (shown := ranked(differences, measure, result))
+    ]
 
 
 def judge_seeds(
@@ -199,12 +190,12 @@ def judge_seeds(
             are then corrected for training rows that seeds share. Zero for fixed test rows.
     """
     first = measures[0]
-    others = [m for m in methods if m != reference and values[first.name].get(m)]
-    level = bonferroni(CONFIDENCE, len(others) * len(measures))
+    judged = [m for m in methods if m != reference and values[first.name].get(m)]
+    level = bonferroni(CONFIDENCE, len(judged) * len(measures))
     differences = [
         difference
         for measure in measures
-        for other in others
+        for other in judged
         if (difference := _paired(values[measure.name], (other, reference), measure, level, test_share))
     ]
     n_tests = sorted({d.n_tests for d in differences if d.measure == first.name})
@@ -219,7 +210,8 @@ def judge_seeds(
     seeds = " to ".join(map(str, dict.fromkeys((n_tests[0], n_tests[-1]))))
     shared = ", corrected for training rows that seeds share" if test_share else ""
     basis = f"Paired over {seeds} seeds; intervals hold jointly with 95 %{shared}."
-    said = [*describe_others(differences, measures, first, best), basis]
+    others = [d for d in differences if (d.method, d.measure) != (best, first.name)]
+    said = [*describe(others, measures), basis]
     return Verdict(headline, said, (), differences, best, measures, first.name, first.name)
 
 

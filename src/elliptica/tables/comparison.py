@@ -21,8 +21,10 @@ from threadpoolctl import threadpool_limits
 
 from elliptica import __version__
 from elliptica._utils import checks
+from elliptica._utils.extras import count
 from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
 from elliptica.report.judge import Verdict as Verdict
+from elliptica.report.judge import join
 from elliptica.report.page import present_versions
 from elliptica.tables.methods import (
     CONSTANT,
@@ -33,15 +35,16 @@ from elliptica.tables.methods import (
     Plan,
     Select,
     choose_methods,
+    name_of,
     sizes,
 )
 from elliptica.tables.metrics import Metric, Predictions, fifths, metrics_of, score
 from elliptica.tables.problem import TableProblem, Task, make_problem
 from elliptica.tables.several import with_several
-from elliptica.tables.shift import Fold, ShiftPlan, make_shift
+from elliptica.tables.shift import RANDOM, Fold, ShiftPlan, make_shift
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.tables.training import Record, Report, prepare, run_methods
-from elliptica.tables.verdict import PLACES, judge
+from elliptica.tables.verdict import judge
 
 RESULTS, PREDICTIONS, MODEL = "results.json", "predictions.npz", "model.elliptica"
 #: Lock file of the process that works in the folder.
@@ -169,6 +172,8 @@ class Comparison:
     records: tuple[Record, ...] = field(repr=False)  # one per finished fold and method
     name: str = "frame"  # name of the table
     minutes: float | None = None  # time limit
+    refit_all: bool = False  # whether the saved model is also trained on the rows of a test file
+    random: Comparison | None = None  # the same methods on random rows, beside another shift
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -178,17 +183,28 @@ class Comparison:
     @property
     def complete(self) -> bool:
         """Whether all folds are finished."""
-        return len(self.records) == len(self.plan.methods) * len(self.shift.folds)
+        return not self.missing and (self.random is None or self.random.complete)
+
+    @cached_property
+    def missing(self) -> dict[str, int]:
+        """Number of folds that are not finished, by method."""
+        n = {m: len(self.shift.folds) - sum(r.method == m for r in self.records) for m in self.plan.methods}
+        return {method: number for method, number in n.items() if number}
 
     @property
     def stopped(self) -> str:
         """Say what the time limit cut; empty if nothing."""
         if self.complete or self.minutes is None:
             return ""
-        return (
-            f"The limit of {self.minutes:g} minutes ended the comparison: {len(self.finished)} of "
-            f"{len(self.shift.folds)} folds are finished. Rerun the same command to resume."
-        )
+        cut = []
+        for part in (self, self.random) if self.random else (self,):
+            rows = " of random rows" * (part is not self)
+            for n in sorted({*part.missing.values()}):
+                names = [name_of(m) for m in part.missing if part.missing[m] == n]
+                who = "all methods" if len(names) == len(part.plan.methods) else join(names)
+                cut.append(f"{n} of {count(len(part.shift.folds), 'fold')}{rows} ({who})")
+        limit = f"The limit of {self.minutes:g} minutes cut {', '.join(cut)}."
+        return f"{limit} Rerun the same command to resume."
 
     @cached_property
     def failed(self) -> dict[str, str]:
@@ -256,10 +272,10 @@ class Comparison:
             if REFERENCE in self.failed:
                 text = f"No verdict: ordinary training failed. {self.failed[REFERENCE]}"
             return Verdict(text, best=None)
-        shift, name = self.shift.shift, self.problem.split_name
-        place = f"on unseen values of {name}" if shift == "unseen" else PLACES[shift]
-        target = self.problem.target_name
-        return judge(self.predictions, select=self.plan.select, place=place, target=target)
+        other = self.random.best if self.random and self.random.complete else None
+        words = {"place": self.shift.place, "target": self.problem.target_name}
+        at_random = other if other in self.methods else None
+        return judge(self.predictions, select=self.plan.select, at_random=at_random, **words)
 
     @property
     def best(self) -> str:
@@ -327,7 +343,7 @@ class Options:
     split_by: str | None = None
     time: str | None = None
     test: Any = None
-    extrapolate: bool = False
+    extrapolate: str | bool = False
     as_: Mapping[str, str] = field(default_factory=dict)
     methods: Sequence[str] | None = None
     folds: int = 5
@@ -343,6 +359,8 @@ class Options:
     seed: int = 0
     max_rows: int = MAX_ROWS
     jobs: int | None = None
+    random: bool = True
+    refit_all: bool = False
 
     def __post_init__(self) -> None:
         """Raise for values that would be misread, before anything is trained."""
@@ -352,7 +370,7 @@ class Options:
                 checks.count(name, getattr(self, name), least)
         for units in np.ravel(() if self.hidden is None else self.hidden):
             checks.count("hidden", units)
-        for name in ("bounded", "quick", "extrapolate"):
+        for name in ("bounded", "quick", "random", "refit_all"):
             checks.choice(name, getattr(self, name), (True, False))
         checks.choice("task", self.task, get_args(Task))
         checks.choice("select", self.select, get_args(Select))
@@ -411,17 +429,20 @@ class Session:
         roles = ("task", "group", "split_by", "time", "as_")
         given: dict[str, Any] = {name: getattr(options, name) for name in roles}
         problem = make_problem(table, target, test=test, **given)
-        divide = ("folds", "repeats", "extrapolate", "seed")
+        divide = ("folds", "repeats", "extrapolate", "seed", "random")
         shift = make_shift(problem, **{name: getattr(options, name) for name in divide})
         plan = options.plan(problem, shift)
-        same = ("group", "time", "split_by", "folds", "trials", "epochs", "networks", "select", "bounded")
+        same = ("group", "time", "split_by", "extrapolate", "folds", "trials", "epochs", "networks")
         about = {
             "elliptica": __version__,
             "table": table.name,
             "target": target,
             "task": problem.task,
             "shift": shift.shift,
-            **{name: getattr(options, name) for name in (*same, "quick", "hidden", "seed")},
+            **{
+                name: getattr(options, name)
+                for name in (*same, "select", "bounded", "quick", "hidden", "seed")
+            },
             "rows": len(problem.target),
             "inputs": problem.features.columns,
             "contents": problem.digest(),
@@ -439,16 +460,16 @@ class Session:
     def run(self, listen: Listener | None = None) -> None:
         """Run the folds that are not finished, until the time limit; report progress to ``listen``."""
         minutes = self.options.minutes
-        progress = _Progress(listen, None if minutes is None else clock.monotonic() + 60 * minutes)
-        tasks = self._tasks()
-        progress.total = max(1, sum(len(task.folds) * len(task.methods) for task in tasks))
-        workers = self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        tasks, workers = self._tasks(), self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        deadline = None if minutes is None else clock.monotonic() + 60 * minutes
+        progress = _Progress(listen, deadline, tasks, workers)
         with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
             waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
             try:
                 for future in as_completed(tuple(waiting)):
                     waiting.remove(future)
                     self.store.add(future.result())
+                    progress.learn(future.result())
             except _Stopped:  # finished folds are the answer
                 pass
             finally:  # no thread may outlive the program: it could be inside torch
@@ -463,20 +484,14 @@ class Session:
         Folds are stacked alike whatever is left and however many workers there are: networks that are trained
         in other company are rounded otherwise.
         """
-        folds, tasks = self.shift.folds, list[_Task]()
-        size = max(1, _STACK_ROWS // max(len(fold.train) for fold in folds))
-        size = min(size, -(-len(folds) // _LEAST_STACKS))
-        for begin in range(0, len(folds), size):
-            stack, methods = folds[begin : begin + size], set[str]()
-            for fold in stack:
-                missing = {m for m in self.plan.methods if (fold.repeat, fold.number, m) not in self.store}
-                missing -= {SEVERAL}
-                others = {m for m in missing if METHODS[m].make is not None}
-                tasks += [_Task((fold,), (method,)) for method in others]
-                methods |= missing - others
-            if methods:
-                tasks.append(_Task(tuple(stack), tuple(m for m in self.plan.methods if m in methods)))
-        return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0]))
+        tasks, trained = list[_Task](), [m for m in self.plan.methods if m != SEVERAL]
+        for stack in [s for plan in (self.shift, self.shift.random) if plan for s in _stacks(plan.folds)]:
+            left = [(f, m) for f in stack for m in trained if (f.repeat, f.number, m) not in self.store]
+            networks = {method for _, method in left if METHODS[method].make is None}
+            if networks:
+                tasks.append(_Task(stack, tuple(m for m in trained if m in networks)))
+            tasks += [_Task((fold,), (method,)) for fold, method in left if method not in networks]
+        return tasks
 
     def _run_task(self, task: _Task, progress: _Progress) -> list[Record]:
         """Run a task in a thread."""
@@ -488,13 +503,23 @@ class Session:
         report(1.0, "done")
         return records
 
-    def result(self) -> Comparison:
-        """Return the result of the folds that are finished so far."""
-        folds = {(fold.repeat, fold.number) for fold in self.shift.folds}  # a folder may hold more repeats
+    def result(self, shift: ShiftPlan | None = None) -> Comparison:
+        """Return the result of the folds that are finished so far, of the whole or of the random rows."""
+        shift = shift or self.shift
+        random = self.result(shift.random) if shift.random else None
+        folds = {(fold.repeat, fold.number) for fold in shift.folds}  # a folder may hold more repeats
         records = tuple(record for record in self.store.records() if record.key[:2] in folds)
         if SEVERAL in self.plan.methods:
-            records = with_several(self.problem, self.shift.folds, self.plan.methods, records)
-        return Comparison(self.problem, self.shift, self.plan, records, self.name, self.options.minutes)
+            records = with_several(self.problem, shift.folds, self.plan.methods, records)
+        limits = self.options.minutes, self.options.refit_all
+        return Comparison(self.problem, shift, self.plan, records, self.name, *limits, random)
+
+
+def _stacks(folds: Sequence[Fold]) -> list[tuple[Fold, ...]]:
+    """Divide folds into stacks whose networks are trained together."""
+    size = max(1, _STACK_ROWS // max(len(fold.train) for fold in folds))
+    size = min(size, -(-len(folds) // _LEAST_STACKS))
+    return [tuple(folds[begin : begin + size]) for begin in range(0, len(folds), size)]
 
 
 @dataclass(frozen=True)
@@ -510,28 +535,49 @@ class _Stopped(Exception):
 
 
 class _Progress:
-    """Merge the progress of concurrent tasks, and stop them."""
+    """Merge the progress of concurrent tasks, estimate the time that is left, and stop them."""
 
-    def __init__(self, listen: Listener | None, deadline: float | None) -> None:
-        self.listen, self.deadline = listen or (lambda share, words: None), deadline
-        self.stop, self.total = threading.Event(), 1
-        self._done, self._lock = 0.0, threading.Lock()
+    def __init__(
+        self, listen: Listener | None, deadline: float | None, tasks: Sequence[_Task], workers: int
+    ) -> None:
+        self.listen, self.deadline, self.workers = listen or (lambda share, words: None), deadline, workers
+        self.tasks, self.done = tasks, {id(task): 0.0 for task in tasks}
+        self.stop, self._lock = threading.Event(), threading.Lock()
+        self._rows = {(f.repeat, f.number): len(f.train) for task in tasks for f in task.folds}
+        self._seconds: dict[str, list[float]] = {}  # per training row, by method
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """Learn from finished pieces how long others take, in seconds per training row."""
+        for record in records:
+            seconds = record.seconds / self._rows[record.key[:2]]
+            self._seconds.setdefault(record.method, []).append(seconds)
+
+    def left(self) -> str:
+        """Estimate the time that is left; empty until every method has finished a fold."""
+        mean = {method: float(np.mean(seconds)) for method, seconds in self._seconds.items()}
+        if any(method not in mean for task in self.tasks for method in task.methods):
+            return ""
+        rates = [sum(mean[method] for method in task.methods) for task in self.tasks]
+        rows = [sum(len(fold.train) for fold in task.folds) for task in self.tasks]
+        rest = [r * n * (1 - self.done[id(t)]) for r, n, t in zip(rates, rows, self.tasks, strict=True)]
+        seconds = max(sum(rest) / self.workers, *rest, 0.0)
+        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
     def of(self, task: _Task) -> Report:
         """Return the callback of a task, which raises when it has to stop."""
-        before, pieces = 0.0, len(task.folds) * len(task.methods)
+        total = sum(len(each.folds) * len(each.methods) for each in self.tasks)
         where = f"fold{'s' * (len(task.folds) > 1)} {', '.join(str(f.number + 1) for f in task.folds)}"
+        where = f"{'random ' * (task.folds[0].repeat == RANDOM)}{where}"
         if METHODS[task.methods[0]].make is not None:
             where = f"{where}, {NAMES[task.methods[0]]}"
 
         def report(share: float, words: str) -> None:
-            nonlocal before
             if self.stop.is_set() or (self.deadline is not None and clock.monotonic() > self.deadline):
                 raise _Stopped
             with self._lock:
-                self._done += max(0.0, share - before) * pieces
-                before = max(before, share)
-                self.listen(min(1.0, self._done / self.total), f"{where}: {words}")
+                self.done[id(task)] = max(self.done[id(task)], share)
+                done = sum(self.done[id(t)] * len(t.folds) * len(t.methods) for t in self.tasks)
+                self.listen(min(1.0, done / total), f"{where}: {words}{self.left()}")
 
         return report
 
@@ -558,15 +604,16 @@ def compare(
         **options: Fields of `Options`:
 
             - the shift: ``test`` (labelled rows to test on), ``time`` (a column: train on the past),
-              ``split_by`` (a column: test on unseen values), ``extrapolate=True`` (test on the rows farthest
-              from the rest); by default, random rows are tested;
+              ``split_by`` (a column: test on unseen values), ``extrapolate`` (a column: test on its far
+              ends; True: on those of the first principal direction of the numeric columns), beside
+              random rows (``random=False``: without); by default, only random rows are tested;
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
               ``as_`` (kinds of columns, e.g. ``{"code": "category"}``; ``"id"``: not an input), ``max_rows``
               (a longer table is sampled);
             - the methods: ``methods`` (names, ``"all"``, or estimators like
               ``"sklearn.ensemble:ExtraTreesRegressor"``; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
-              targets);
+              targets), ``refit_all`` (the saved model also learns the rows of ``test``);
             - the effort: ``minutes`` (stop then; finished folds are compared), ``quick``, ``folds``,
               ``repeats``, ``trials``, ``epochs``, ``networks``, ``hidden``, ``seed``, ``jobs``.
 

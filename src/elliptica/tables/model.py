@@ -63,7 +63,7 @@ def final_settings(comparison: Comparison, method: str | None = None) -> Recipe:
 
 
 def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Any:
-    """Train the winner of a comparison on all rows of the table, without those of a test file: a pipeline.
+    """Train the winner of a comparison on all rows of the table, with ``refit_all`` also of a test file.
 
     The settings are those of the trial that was best on the validation rows over all folds. The length is the
     median over folds. Rows that folds tested are used, because nothing is measured with this model.
@@ -80,7 +80,7 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
     if method == SEVERAL:
         weights = choose_weights(comparison.problem, comparison.shift.folds, comparison.records)
     finals = [final_settings(comparison, name) for name in weights]
-    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
+    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed, refit_all=comparison.refit_all)
     problem = only_rows(comparison.problem, fold.train)
     models = [fit_pipeline(problem, plan, final, stream_seed("model", plan.seed)) for final in finals]
     model = models[0] if method != SEVERAL else Average(models=models, weights=list(weights.values()))

@@ -99,9 +99,12 @@ def result_rows(comparison: Comparison, most: int | None = None) -> list[list[st
         f"worst {group or m.name.split('_')[1]}" if m.name.startswith("worst_") else m.label for m in metrics
     ]
     measure = verdict.measure(verdict.tiebreak_metric)
+    beside = comparison.random.scores if comparison.random and comparison.random.complete else {}
+    titles += [f"{metrics[0].label}, random rows"] * bool(beside)
     rows = [["method", *titles, f"{measure.label} compared with {NAMES[REFERENCE]}"]]
     for method in in_order(comparison):
         cells = [metric.show(comparison.scores[method][metric.name]) for metric in metrics]
+        cells += [metrics[0].show(beside[method][metrics[0].name]) if method in beside else ""] * bool(beside)
         rows.append([label(comparison, method), *cells, verdict.cell(method, measure.name)])
     return rows
 
@@ -130,7 +133,7 @@ def describe_model(comparison: Comparison) -> str:
     """Describe the model in model.elliptica."""
     text = f"{NAMES[comparison.best]}, refitted on all rows"
     if comparison.problem.is_test is not None:
-        text += " of the table, not on those of the test file"
+        text += f" of the table{' and' if comparison.refit_all else ', not on those'} of the test file"
     if not comparison.verdict.predicts:
         text += f"; not shown to be better than {label(comparison, CONSTANT)}"
     return text
@@ -248,8 +251,8 @@ def _protocol(comparison: Comparison) -> list[str]:
         f"They stop early on the validation rows, after at most {plan.epochs} epochs.",
         f"The validation rows mimic the shift and choose by {rule} (--select {plan.select}). The chosen "
         f"settings are trained again ({count(plan.networks, 'network')}) and predict the test rows once.",
-        "A method is recommended if it is shown to be better than ordinary training; if none is, the best "
-        "estimate among ordinary training, boosted trees and the linear model is.",
+        "The simplest method that is not distinguishable from the best estimate is recommended: the linear "
+        "model, boosted trees, ordinary training, then the best estimate itself.",
         f"The constant prediction is the {'class frequencies' if is_class else 'mean'} of the training rows.",
         f"Names for --methods: {names}.",
     ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.covariance import LedoitWolf
+from sklearn.decomposition import PCA
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -20,7 +19,7 @@ from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import TablePreprocessor
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.table import Column, TableError
+from elliptica.tables.table import TableError
 
 Shift = Literal["random", "unseen", "time", "extrapolate", "test_file"]
 
@@ -30,13 +29,14 @@ VALIDATION_SHARE, MAX_VALIDATION = 0.25, 4_000
 FAR_SHARE = 0.2
 #: Number of time blocks that are only trained on, before the first tested one.
 EARLIEST_BLOCKS = 2
-#: Number of time stretches that are treated as independent of each other; with fewer tested ones than the
-#: second number, their spread is unknown, and rows are treated as independent instead.
-TIME_CLUSTERS, MIN_TIME_CLUSTERS = 40, 5
 #: Repeats when every repeat tests the same rows in one fold; a single one would not show training noise.
 FIXED_TEST_REPEATS = 3
+#: Number of the repeat with random rows, beside the shift that was asked for.
+RANDOM = -1
 #: More test parts cost time and tell nothing new.
 MAX_FOLDS = 50
+#: Fewer blocks, or as many, are tested one at a time, whatever the number of folds.
+FEW_BLOCKS = 6
 #: More blocks are dealt like rows, because balancing them one by one takes long.
 MANY_BLOCKS = 500
 
@@ -66,7 +66,9 @@ class ShiftPlan:
     clusters: np.ndarray  # int per row: rows of one cluster depend on each other
     words: str  # a sentence that says what is trained on and what is tested
     n_repeats: int
-    ordered: bool = False  # whether clusters are stretches of time, so that neighbours depend on each other
+    place: str = "on new rows like these"  # where a verdict holds
+    ordered: bool = False  # whether clusters are stretches of time, one per fold
+    random: ShiftPlan | None = None  # random rows of the same table, to see what they would choose
 
 
 def make_shift(
@@ -74,8 +76,9 @@ def make_shift(
     *,
     folds: int = 5,
     repeats: int | None = None,
-    extrapolate: bool = False,
+    extrapolate: str | bool = False,
     seed: int = 0,
+    random: bool = True,
 ) -> ShiftPlan:
     """Divide the rows of a problem into training, validation and test rows.
 
@@ -86,25 +89,28 @@ def make_shift(
         folds: Number of test parts per repeat; fewer if there are fewer blocks or times.
         repeats: How often everything is repeated with other draws; None: once, or three times if a repeat has
             a single fold.
-        extrapolate: Hold out the fifth of the rows that lies farthest from the rest.
+        extrapolate: Column whose far ends are held out; True: the first principal direction of all numeric
+            columns.
         seed: Seed of the draws.
+        random: Beside another shift, also divide the rows of the table at random, once.
     """
     if not 2 <= folds <= MAX_FOLDS:
         raise TableError(f"folds is {folds}. Pass a number from 2 to {MAX_FOLDS}.")
     asked: dict[Shift, bool] = {
         "test_file": problem.is_test is not None,
         "time": problem.times is not None,
-        "extrapolate": extrapolate,
+        "extrapolate": bool(extrapolate),
         "unseen": problem.blocks is not None and problem.is_test is None,  # a test file may have blocks, too
     }
     shift, *more = [name for name, is_asked in asked.items() if is_asked] or ["random"]
     if more:
         raise TableError("Pass only one of test, time, extrapolate and split_by: each selects its test rows.")
+    columns = _far_columns(problem, extrapolate) if extrapolate else []
     all_folds: list[Fold] = []
     repeat = 0
     while repeat < (repeats or (FIXED_TEST_REPEATS if len(all_folds) == repeat else 1)):
         draws = np.random.default_rng(stream_seed("folds", seed, repeat))
-        parts = _divide(problem, shift, folds, draws)
+        parts = _divide(problem, shift, folds, draws, columns)
         all_folds += [replace(fold, repeat=repeat, number=number) for number, fold in enumerate(parts)]
         repeat += 1
     for fold in all_folds:
@@ -119,18 +125,30 @@ def make_shift(
             f"All test rows are in groups of {problem.group_name!r} that are too small to judge. Merge small "
             "groups, or omit --group."
         )
-    clusters, ordered = _clusters(problem, shift, tested)
-    words = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], ordered)
-    return ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, ordered)
+    clusters, ordered = _clusters(problem, shift, all_folds), shift == "time"
+    words, place = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
+    plan = ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
+    return replace(plan, random=_random_plan(problem, folds, seed)) if random and shift != "random" else plan
 
 
-def final_fold(problem: TableProblem, shift: Shift, seed: int) -> Fold:
+def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
+    """Divide the rows of the table at random, whatever its times, blocks and test file."""
+    problem = replace(problem, blocks=None)
+    draws = np.random.default_rng(stream_seed("folds", seed, RANDOM))
+    parts = _divide(problem, "random", folds, draws, ())
+    numbered = tuple(replace(fold, repeat=RANDOM, number=number) for number, fold in enumerate(parts))
+    words, _ = _words(problem, "random", numbered, ())
+    return ShiftPlan("random", numbered, _clusters(problem, "random", numbered), words, 1)
+
+
+def final_fold(problem: TableProblem, shift: Shift, seed: int, *, refit_all: bool = False) -> Fold:
     """Return the rows of the saved model as a fold without test rows.
 
-    It is trained on all rows of the table, not on those of a test file: this is the model that was tested.
+    It is trained on all rows of the table, not on those of a test file (unless ``refit_all``): this is the
+    model that was tested.
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
-    rows = problem.own_rows
+    rows = np.arange(len(problem.target)) if refit_all else problem.own_rows
     fold = _with_validation(problem, shift, rows, rows[:0], draws)
     return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 
@@ -140,14 +158,17 @@ def make_preprocessor(problem: TableProblem, native: bool = False) -> TablePrepr
     return TablePreprocessor(kinds=problem.kind_of, scale="robust", native=native)
 
 
-def _divide(problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator) -> list[Fold]:
+def _divide(
+    problem: TableProblem, shift: Shift, folds: int, draws: np.random.Generator, columns: Sequence[str]
+) -> list[Fold]:
     """Return the parts of each fold of a repeat."""
-    rows = np.arange(len(problem.target))
+    rows = problem.own_rows if shift == "random" else np.arange(len(problem.target))
     if shift == "extrapolate":
-        return [_far(problem)]
+        return [_far(problem, columns)]
     if shift == "time":
         return _time_folds(problem, folds, draws)
-    if problem.is_test is not None:
+    if shift == "test_file":
+        assert problem.is_test is not None
         tests = [problem.is_test]
     else:
         part = _deal(problem, rows, folds, draws)
@@ -172,8 +193,8 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
     if blocks is None:
         return _split(StratifiedKFold, strata, n_parts, draws)
     _, first, number = np.unique(blocks[rows], return_index=True, return_inverse=True)
-    if len(first) <= max(n_parts, 4):  # so that at least two are left for training and validation
-        return number % (n_parts if len(first) > 3 else 3)
+    if len(first) <= max(n_parts, FEW_BLOCKS):  # one at a time
+        return number
     if len(first) > MANY_BLOCKS:  # by the stratum of their first row
         return _split(StratifiedKFold, strata[first], n_parts, draws)[number]
     return _split(StratifiedGroupKFold, strata, n_parts, draws, number)
@@ -239,27 +260,46 @@ def _latest(problem: TableProblem, train: np.ndarray, draws: np.random.Generator
     return late if 0 < len(late) <= len(train) / 2 else np.sort(draws.permutation(train)[:n])
 
 
-def _far(problem: TableProblem) -> Fold:
-    """Test the rows farthest from the mean; the farthest of the others are for validation.
+def _far_columns(problem: TableProblem, extrapolate: str | bool) -> list[str]:
+    """Return the columns that extrapolation goes along: the one that is named, or all numeric ones.
 
-    Distances are measured in whitened numbers; categories, dates and text do not count. The same share of
-    every class is held out, so none is missing.
+    Indicators, which have two values, do not count: their far end is a rare category.
     """
-    numbers = [name for name, kind in problem.kind_of.items() if kind == "number"]
-    if not numbers:
-        raise TableError("extrapolate needs numeric columns to measure how far rows lie from the rest.")
-    scale = make_pipeline(SimpleImputer(strategy="median"), SquashingScaler(), StandardScaler())
-    inputs = scale.fit_transform(problem.features.select(numbers).to_numpy())
-    distance = LedoitWolf().fit(inputs).mahalanobis(inputs)
-    label = problem.target if problem.task == "classification" else np.zeros(len(distance))
-    place = np.empty(len(distance))  # 0 for the farthest row of a class, 1 for its nearest
-    for value in np.unique(label):
-        members = np.flatnonzero(label == value)
-        ranks = (np.arange(len(members)) + 0.5) / len(members)
-        place[members[np.argsort(-distance[members], kind="stable")]] = ranks
-    validation_end = FAR_SHARE + _n_validation(round((1 - FAR_SHARE) * len(place))) / len(place)
-    train = np.flatnonzero(place > FAR_SHARE)
-    return Fold(train, train[place[train] <= validation_end], np.flatnonzero(place <= FAR_SHARE))
+    n_values = {name: problem.features[name].drop_nulls().n_unique() for name in problem.features.columns}
+    numbers = [name for name, kind in problem.kind_of.items() if kind == "number" and n_values[name] > 2]
+    if extrapolate in numbers:
+        return [str(extrapolate)]
+    if extrapolate not in (True, "auto") or not numbers:
+        raise TableError(
+            f"extrapolate is {extrapolate!r}. Name a numeric column with more than two values "
+            f"({', '.join(numbers[:12]) or 'there is none'}), or auto for all of them."
+        )
+    return numbers
+
+
+def _far(problem: TableProblem, columns: Sequence[str]) -> Fold:
+    """Test the rows farthest out along the first principal direction; the next ones are for validation.
+
+    Far is far from the median, so a skewed column is held out at its long end, others at both ends. Outliers
+    are squashed before, which keeps their order. Equal distances stay together.
+    """
+    scale = make_pipeline(SimpleImputer(strategy="median"), SquashingScaler(), StandardScaler(), PCA(1))
+    along = scale.fit_transform(problem.features.select(columns).to_numpy())[:, 0]
+    distance = np.abs(along - np.median(along)).round(9)
+    if len(np.unique(distance)) < 3:
+        raise TableError(f"extrapolate: {columns[0]!r} has too few distinct values to hold out its far end.")
+    is_test = _farthest(distance, FAR_SHARE * len(distance))
+    train = np.flatnonzero(~is_test)
+    is_validation = _farthest(distance[train], _n_validation(len(train)))
+    return Fold(train, train[is_validation], np.flatnonzero(is_test))
+
+
+def _farthest(distance: np.ndarray, n: float) -> np.ndarray:
+    """Return whether rows are among about the n farthest, but not the nearest ones."""
+    cuts, counts = np.unique(distance, return_counts=True)
+    beyond = np.cumsum(counts[::-1])[::-1]
+    first = min(2, len(cuts) - 1)  # leaves two distances, for training and validation
+    return np.asarray(distance >= cuts[first:][np.abs(beyond[first:] - n).argmin()])
 
 
 def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
@@ -277,46 +317,48 @@ def _missing_classes(problem: TableProblem, fold: Fold) -> list[object]:
     return sorted(set(problem.classes) - set(problem.target[fold.fit].tolist()), key=str)
 
 
-def _clusters(problem: TableProblem, shift: Shift, tested: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the cluster of each row, and whether clusters are stretches of time."""
+def _clusters(problem: TableProblem, shift: Shift, folds: Sequence[Fold]) -> np.ndarray:
+    """Return the cluster of each row; stretches of time are those that folds test."""
     if problem.blocks is not None:
-        return problem.blocks, False
+        return problem.blocks
+    rows = np.arange(len(problem.target))
     if shift == "time":
-        assert problem.times is not None
-        stretches = _cut(problem.times, TIME_CLUSTERS)
-        if len(np.unique(stretches[tested])) >= MIN_TIME_CLUSTERS:
-            return stretches, True
-    return np.arange(len(problem.target)) if problem.copies is None else problem.copies, False
+        rows[:] = -1
+        for fold in folds:
+            rows[fold.test] = fold.number
+        return rows
+    return rows if problem.copies is None else problem.copies
 
 
-def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold], ordered: bool) -> str:
-    """Describe what is trained on and what is tested."""
+def _words(
+    problem: TableProblem, shift: Shift, folds: Sequence[Fold], columns: Sequence[str]
+) -> tuple[str, str]:
+    """Describe what is trained on and what is tested, and where a verdict holds."""
+    rows, by, n = count(len(folds[0].test), "row"), problem.split_name, len(folds)
     if shift == "time":
         assert problem.times is not None
         assert problem.clock is not None
-        tested = problem.times[np.concatenate([fold.test for fold in folds])]
-        begin, n_times = _show_time(problem.clock, tested.min()), len(np.unique(tested))
-        words = f"Train on rows before {begin}, test on later ones."
-        if len(folds) > 1:
-            words = (
-                f"Train on the past, test on later rows ({problem.clock.name} from {begin} on, in "
-                f"{len(folds)} stretches, each predicted from all rows before it)."
-            )
-        few = f" Only {count(n_times, 'distinct time')} can be tested: intervals are for rows of these times"
-        return words if ordered else f"{words}{few}, not for other times."
+        first = min(problem.times[fold.test].min() for fold in folds)
+        begin = str(np.datetime64(int(first // 1), "D")) if problem.clock.kind == "date" else f"{first:g}"
+        where = f"{problem.clock.name} from {begin} on, in {n} stretch{'es' * (n > 1)}"
+        words = f"Train on the past, test on later rows ({where}, each predicted from all rows before it)."
+        return words, "on later rows"
+    if len(columns) == 1:
+        known = problem.features[columns[0]].to_numpy()[folds[0].train]
+        ends = f"{np.nanmin(known):.4g} to {np.nanmax(known):.4g}"
+        words = f"Train on rows with {columns[0]} from {ends}, test on the {rows} outside."
+        return words, f"beyond the {columns[0]} of the training rows"
+    every = "every row is predicted by models that were trained"
     return {
-        "random": "Test on random rows: every row is predicted by models that were trained without it.",
-        "unseen": f"Test on unseen values of {problem.split_name}: every row is predicted by models that "
-        "were trained on other values.",
-        "extrapolate": "Test on the fifth of the rows that lies farthest from the rest in its numeric "
-        "columns, train on the others.",
-        "test_file": f"Train on the table, test on the {count(len(folds[0].test), 'row')} of the test file.",
+        "random": (f"Test on random rows: {every} without it.", ShiftPlan.place),
+        "unseen": (f"Test on unseen values of {by}: {every} on other values.", f"on unseen values of {by}"),
+        "extrapolate": (
+            "Test on the fifth of the rows that lies farthest out along the first principal direction of "
+            f"{len(columns)} numeric columns, train on the others.",
+            "on rows far from the training rows",
+        ),
+        "test_file": (
+            f"Train on the table, test on the {rows} of the test file.",
+            "on the rows of the test file",
+        ),
     }[shift]
-
-
-def _show_time(clock: Column, value: float) -> str:
-    """Format a time as in the column: a date, with its hour if it has one, or a number."""
-    if clock.kind != "date":
-        return f"{value:g}"
-    moment = datetime(1970, 1, 1) + timedelta(days=float(value))
-    return f"{moment:%Y-%m-%d}" if moment.hour == moment.minute == 0 else f"{moment:%Y-%m-%d %H:%M}"

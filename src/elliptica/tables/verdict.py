@@ -9,20 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from elliptica._utils.statistics import bonferroni, student_quantile
-from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe_others, join, sentence
+from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe, join, sentence
 from elliptica.tables.methods import CONSTANT, LINEAR, REFERENCE, TREES, name_of
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
 
-#: Where the verdict holds, by shift.
-PLACES = {
-    "random": "on new rows like these",
-    "unseen": "on unseen groups of rows",
-    "time": "on later rows",
-    "extrapolate": "on rows far from the training rows",
-    "test_file": "on the rows of the test file",
-}
-#: Methods that need no evidence to be recommended; ties go to the first.
-SIMPLE = (REFERENCE, LINEAR, TREES)
+#: Methods by simplicity; all others are special ones.
+SIMPLE = (LINEAR, TREES, REFERENCE)
+#: Fewer tested stretches of time say nothing about other times.
+MIN_STRETCHES = 4
 #: Variance of rows in the worst class, relative to that of independent test rows. To first order, training
 #: rows decide which class a classifier favours, and all folds share them; measured by `benchmarks.verdict`.
 CLASS_FACTOR = 2.0
@@ -36,8 +30,9 @@ def judge(
     predictions: Predictions,
     *,
     select: str = "average",
-    place: str = PLACES["random"],
+    place: str = "on new rows like these",
     target: str = "the target",
+    at_random: str | None = None,
 ) -> Verdict:
     """Compare every method with ordinary training in every judged column, and recommend one.
 
@@ -45,39 +40,49 @@ def judge(
     variation between folds and repeats that rows do not explain (see `cross_validation_spread`). They hold
     jointly with 95 % confidence for all methods of a column (max-t).
 
-    A method is recommended if it has the best estimate and is shown to be better than ordinary training. If
-    none is, the best estimate among ordinary training, boosted trees and the linear model is recommended.
-    Accuracy is a coarse measure: among the methods that are not distinguishable from the most accurate one,
-    the Brier score decides. If predictions of `CONSTANT` are given and no method is shown to beat them in the
-    average column or in the Brier score, the headline says so.
+    The simplest method that is not distinguishable from the best estimate is recommended: the linear model,
+    boosted trees, ordinary training, then the best estimate. (Methods that are not shown to be worse than the
+    best estimate contain the best one with 95 % confidence; Gupta, 1965.) Accuracy is a coarse measure: among
+    the methods that are not distinguishable from the most accurate one, the Brier score decides. If
+    predictions of `CONSTANT` are given and no method is shown to beat them in the average column or in the
+    Brier score, the headline says so.
+
+    Args:
+        predictions: Predictions of all methods.
+        select: ``"average"`` or ``"worst"``.
+        place: Where the verdict holds.
+        target: Name of the target.
+        at_random: Method that random rows would have chosen, if other rows are tested.
     """
     choice = Choice(predictions, select)
     over, constant = _constant(predictions)
-    results = {d.result for d in over}
-    is_better = not over or "better" in results or results == {"unknown"}
-    said = _headline(choice, over, place) if is_better else _nothing(choice, over, target)
-    if is_better:
-        said += [*_level(choice), *_no_gain(choice, over)]
-        judged = [column.metric for column in choice.columns.values()]
-        said += describe_others(choice.differences, judged, choice.measure, choice.best, name_of)
+    predicts = not over or bool({"better", "unknown"} & {d.result for d in over})
+    headline = _headline(choice, place)
+    said = _facts(choice, over, at_random)
+    if not predicts:
+        always = _constant_name(choice.trained)
+        headline = f"Nothing here is shown to predict {target} {place}: no method is better than {always}."
+        said = [f"The best estimate is that of {name_of(choice.leader)}. No model is worth keeping."]
     return Verdict(
-        said[0],
-        said[1:],
-        _blocks(choice.trained),
+        headline,
+        said,
+        _limits(choice.trained),
         [*choice.differences, *constant],
         choice.best,
         choice.metrics,
         choice.primary.name,
         choice.measure.name,
-        is_better,
+        predicts,
+        choice.leader,
+        choice.error,
     )
 
 
 class Choice:
     """Choose among methods by their estimates.
 
-    ``leader`` has the best estimate, ``ahead`` is its difference from ordinary training in ``measure`` (None
-    if it is ordinary training), and ``best`` is the method to recommend.
+    ``leader`` has the best estimate in ``measure``, ``level`` are the methods that are not distinguishable
+    from it (all others are worse, or nothing is known), and ``best`` is the method to recommend.
     """
 
     def __init__(self, predictions: Predictions, select: str) -> None:
@@ -86,39 +91,38 @@ class Choice:
         self.metrics = metrics_of(predictions.task, predictions.groups is not None)
         self.primary = self.measure = self.metrics[0 if select == "average" else 1]
         self.columns = {m.name: Column.of(self.trained, m) for m in self.metrics if m.judged}
-        self.differences = self._against(REFERENCE)
-        self.best = self.leader = self._best(methods)
-        mine = {d.measure: d for d in self.differences if d.method == self.leader}
-        results = {name: d.result for name, d in mine.items()}
-        if self.primary.name == "accuracy" and (
-            results.get("accuracy") not in ("better", "unknown") and results.get("brier") != "worse"
-        ):
+        self.differences = [d for c in self.columns.values() for d in c.differences(self.trained, REFERENCE)]
+        self.leader, results = self._leading(methods)
+        near = [m for m in methods if results.get(m) != "worse"]
+        if self.primary.name == "accuracy" and len(near) > 1:
             self.measure = self.columns["brier"].metric
-        self.ahead = mine.get(self.measure.name)
-        if self.ahead is not None and self.ahead.result == "open" and self.leader not in SIMPLE:
-            level = {d.method for d in self._against(self.leader) if d.result == "open"} | {REFERENCE}
-            self.best = self._best([method for method in SIMPLE if method in methods and method in level])
+            self.leader, results = self._leading(near)
+        self.level = [m for m in near if results.get(m) == "open"]
+        self.unknown = set(results.values()) == {"unknown"}
+        rank = {method: number for number, method in enumerate(SIMPLE)}
+        self.best = min([self.leader, *self.level], key=lambda method: rank.get(method, len(rank)))
+        self.error = self.columns[self.primary.name].error(self.trained, self.best)
+
+    def _leading(self, methods: Sequence[str]) -> tuple[str, dict[str, Result]]:
+        """Return the best estimate in the measure, and how the others compare with it.
+
+        Scores that are equal in the digits that are shown are not distinguishable.
+        """
+        metric, sign = self.measure, -1 if self.measure.higher_is_better else 1
+        values = {method: self.scores[method][metric.name] for method in methods}
+        leader = min(values, key=lambda method: sign * values[method])
+        results = {d.method: d.result for d in self._against(leader) if d.method in values}
+        if (cell := self.cell(leader, REFERENCE)) and cell.result == "better" and REFERENCE in results:
+            results[REFERENCE] = "worse"
+        equal = [method for method in results if metric.show(values[method]) == metric.show(values[leader])]
+        return leader, results | dict.fromkeys(equal, "open")
 
     def _against(self, other: str) -> list[Difference]:
-        return [d for column in self.columns.values() for d in column.differences(self.trained, other)]
+        return self.columns[self.measure.name].differences(self.trained, other)
 
-    def _best(self, methods: Sequence[str]) -> str:
-        """Return the method with the best estimate; the Brier score decides between similar accuracies."""
-        first = self._best_in(methods, self.primary)
-        if self.primary.name != "accuracy":
-            return first
-        accuracies = self.columns["accuracy"].differences(self.trained, first)
-        tied = {first, *(d.method for d in accuracies if d.result in ("open", "unknown"))}
-        return self._best_in([m for m in methods if m in tied], self.columns["brier"].metric)
-
-    def _best_in(self, methods: Sequence[str], metric: Metric) -> str:
-        """Return the method with the best shown score; ties go to the simplest method."""
-        sign = -1 if metric.higher_is_better else 1
-        values = {method: self.scores[method][metric.name] for method in methods}
-        top = metric.show(min(values.values(), key=lambda value: sign * value))
-        rank = {method: SIMPLE.index(method) if method in SIMPLE else len(SIMPLE) for method in methods}
-        equal = [method for method in methods if metric.show(values[method]) == top]
-        return min(equal, key=lambda method: (rank[method], sign * values[method]))
+    def cell(self, method: str, other: str) -> Difference | None:
+        """Return the difference of two methods in the measure; None for a method and itself."""
+        return next((d for d in self._against(other) if d.method == method), None)
 
 
 @dataclass(frozen=True)
@@ -165,13 +169,7 @@ class Column:
         if not others:
             return []
         gaps = self.estimates[others] - self.estimates[base]
-        spread = cross_validation_spread(
-            self.influence[:, others] - self.influence[:, [base]],
-            predictions.clusters,
-            predictions.fold,
-            shared=CLASS_FACTOR if self.metric.name == "worst_class_accuracy" else None,
-            ordered=predictions.ordered,
-        )
+        spread = self._spread(predictions, self.influence[:, others] - self.influence[:, [base]])
         level = simultaneous_level(spread.correlation, CONFIDENCE)
         differences = []
         for k, gap, variance, degrees in zip(others, gaps, spread.variance, spread.degrees, strict=True):
@@ -188,6 +186,25 @@ class Column:
             tests = predictions.n_tests, result, against, float(variance), quantile
             differences.append(Difference(methods[k], self.metric.name, mean, low, high, *tests))
         return differences
+
+    def error(self, predictions: Predictions, method: str) -> tuple[float, float, float]:
+        """Return the score of a method with limits that hold jointly for all methods; infinite if unknown."""
+        k = list(predictions.values).index(method)
+        spread = self._spread(predictions, self.influence)
+        level = simultaneous_level(spread.correlation, CONFIDENCE)  # whichever method is chosen
+        quantile = student_quantile((1 + level) / 2, round(float(spread.degrees[k]), 1))
+        half = quantile * float(spread.variance[k]) ** 0.5
+        mean = float(self.estimates[k])
+        if half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
+            half = math.inf
+        if self.metric.relative:
+            return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+        return mean, max(mean - half, 0.0 if half < 1 else -half), min(mean + half, 1.0 if half < 1 else half)
+
+    def _spread(self, predictions: Predictions, influence: np.ndarray) -> Spread:
+        shared = CLASS_FACTOR if self.metric.name == "worst_class_accuracy" else None
+        where = predictions.clusters, predictions.fold
+        return cross_validation_spread(influence, *where, shared, ordered=predictions.ordered)
 
 
 def _worst_weights(predictions: Predictions, losses: np.ndarray, metric: Metric) -> np.ndarray:
@@ -211,7 +228,7 @@ def _constant(predictions: Predictions) -> tuple[list[Difference], list[Differen
     return over, [d for m in judged for d in Column.of(pair, m).differences(pair, REFERENCE)]
 
 
-# ---- Words: each number in a sentence is a cell of the table.
+# ---- Words: one fact per sentence; differences are written as in the table.
 
 
 def _constant_name(predictions: Predictions) -> str:
@@ -221,53 +238,49 @@ def _constant_name(predictions: Predictions) -> str:
     return f"always predicting {label!r}, the largest class"
 
 
-def _headline(choice: Choice, over: Sequence[Difference], place: str) -> list[str]:
-    """Recommend a method, and say what the recommendation rests on."""
-    best, measure, ahead, reference = name_of(choice.best), choice.measure, choice.ahead, name_of(REFERENCE)
-    if not choice.differences:
-        return [f"{sentence(reference)} is the only method that was run."]
-    tie = f"Accuracies do not tell the best methods apart, so the {measure.label} decides."
-    ties = [tie] if measure != choice.primary else []
-    change = "" if ahead is None else f"{measure.label} {ahead.show(measure)} compared with {reference}"
-    if ahead is not None and ahead.result == "better":
-        return [f"Use {best}: {change} {place}.", *ties]
-    decisive = [ahead] if ahead else [d for d in choice.differences if d.measure == measure.name]
-    if any({d.result for d in pairs} == {"unknown"} for pairs in (decisive, over)):
-        return [
-            f"Which method is best {place} cannot be judged: the test rows are too few, or depend too much "
-            "on each other.",
-            f"By the estimates alone it is {best}{': ' * bool(change)}{change}.",
-        ]
-    than = "it" if choice.best == REFERENCE else reference
-    why = f"no method is shown to have a better {measure.label} than {than}"
-    if any(d.measure == measure.name and d.result == "better" for d in choice.differences):
-        why = "its estimate is among the best"  # level in the digits that are shown
-    said = [f"{sentence(best)} will do: {why} {place}."]
-    if ahead is None:
-        return [*said, *ties]
-    said.append(f"The best estimate is that of {name_of(choice.leader)}: {change}, not distinguishable.")
-    return [*said, *ties, *_needed(ahead, choice.trained, relative=measure.relative)]
+def _headline(choice: Choice, place: str) -> str:
+    best = name_of(choice.best)
+    value, low, high = (choice.primary.show(end) for end in choice.error)
+    interval = f" ({low} to {high})" if math.isfinite(choice.error[2]) and low != high else ""
+    error = f"{choice.primary.label} {value}{interval}"
+    if len(choice.trained.values) == 1:
+        return f"Only {best} was run: {error} {place}."
+    if choice.unknown:
+        return f"Which method is best {place} is unknown; {best} has the best estimate, {error}."
+    if choice.best == choice.leader and len(choice.level) + 1 < len(choice.trained.values):
+        return f"Use {best}: {error} {place}."
+    return f"No clear winner {place}: {best} is the simplest of the best, with {error}."
 
 
-def _level(choice: Choice) -> list[str]:
-    """Name the methods that are level with one that is shown to be better than ordinary training."""
-    if choice.ahead is None or choice.ahead.result != "better":
+def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) -> list[str]:
+    """State how the recommended method, the best estimate and the choice of random rows compare."""
+    best, leader, measure = choice.best, choice.leader, choice.measure
+    said = [f"Decided by the {measure.label}."] if measure != choice.primary else []
+    if best != leader:
+        said += [f"The best estimate is that of {name_of(leader)}.", *_compared(choice, leader, best)]
+        said += _needed(choice)
+    if REFERENCE not in (best, leader) or best == leader:
+        said += _compared(choice, best, REFERENCE)
+    if level := [name_of(method) for method in choice.level if method not in (best, leader)]:
+        said.append(f"Also not distinguishable from the best estimate in {measure.label}: {join(level)}.")
+    if at_random == best:
+        said.append("Random rows would have chosen it, too.")
+    elif at_random is not None:
+        said.append(f"Random rows would have chosen {name_of(at_random)}.")
+        said += [] if at_random == leader else _compared(choice, at_random, best)
+    judged = [column.metric for column in choice.columns.values()]
+    others = [d for d in choice.differences if (d.method, d.measure) != (best, measure.name)]
+    return [*said, *_no_gain(choice, over), *describe(others, judged, name_of)]
+
+
+def _compared(choice: Choice, method: str, other: str) -> list[str]:
+    """State the difference of two methods, of ordinary training as in the table."""
+    method, other = (other, method) if method == REFERENCE else (method, other)
+    difference, measure = choice.cell(method, other), choice.measure
+    if difference is None:
         return []
-    others = choice.columns[choice.measure.name].differences(choice.trained, choice.leader)
-    level = [name_of(d.method) for d in others if d.result == "open"]
-    return [f"Not distinguishable from it in {choice.measure.label}: {join(level)}."] if level else []
-
-
-def _nothing(choice: Choice, over: Sequence[Difference], target: str) -> list[str]:
-    """Report that no method beats a constant prediction."""
-    first, leader = choice.metrics[0], choice.leader
-    closest = next(d for d in over if (d.method, d.measure) == (leader, first.name)).show(first)
-    constant = _constant_name(choice.trained)
-    return [
-        f"Nothing here is shown to predict {target}: no method is shown to be better than {constant}.",
-        f"The best estimate is that of {name_of(leader)}: {first.label} {closest} compared with that. No "
-        "model is worth keeping.",
-    ]
+    pair = f"{sentence(name_of(method))} compared with {name_of(other)}"
+    return [f"{pair}: {measure.label} {difference.cell(measure)}."]
 
 
 def _no_gain(choice: Choice, over: Sequence[Difference]) -> list[str]:
@@ -283,24 +296,27 @@ def _no_gain(choice: Choice, over: Sequence[Difference]) -> list[str]:
     ]
 
 
-def _needed(ahead: Difference, predictions: Predictions, *, relative: bool) -> list[str]:
-    """Say how many rows would exclude zero from the interval, if the estimate is right."""
-    gap = math.log1p(ahead.mean) if relative else ahead.mean
-    factor = ahead.variance * (ahead.quantile / gap) ** 2 if gap else math.inf
+def _needed(choice: Choice) -> list[str]:
+    """Say how many rows would exclude zero from the interval of the best estimate, if it is right."""
+    pair, predictions = choice.cell(choice.leader, choice.best), choice.trained
+    if pair is None or _limits(predictions):  # more rows are not more blocks
+        return []
+    gap = math.log1p(pair.mean) if choice.measure.relative else pair.mean
+    factor = pair.variance * (pair.quantile / gap) ** 2 if gap else math.inf
     if not 1 <= factor <= MAX_FACTOR:
         return []
     is_fixed = not predictions.fold.max()  # one part of the table is held out
     rows = int(predictions.tested.any(0).sum()) if is_fixed else len(predictions.target)
     number = float(f"{1.05 * rows * factor:.1g}")
-    kind = "tested rows" if is_fixed else "rows"
-    pair = f"whether {name_of(ahead.method)} and {name_of(ahead.against)} differ"
-    return [f"About {number:,.0f} {kind} would tell {pair}."]
+    return [f"About {number:,.0f} {'tested ' * is_fixed}rows would tell whether the two differ."]
 
 
-def _blocks(predictions: Predictions) -> list[str]:
+def _limits(predictions: Predictions) -> list[str]:
     """List what limits the intervals."""
     tested = predictions.tested.any(0)
     n_clusters = len(np.unique(predictions.clusters[tested]))
+    if predictions.ordered and n_clusters < MIN_STRETCHES:
+        return [f"Tested stretches of time: {n_clusters}. Intervals need {MIN_STRETCHES}."]
     cautions = []
     if predictions.n_tests == 1:
         cautions.append("Every method was trained once, so the intervals do not include training noise.")
@@ -310,9 +326,6 @@ def _blocks(predictions: Predictions) -> list[str]:
 
 
 _TINY = 1e-300
-#: Shorter series say nothing about the correlation of neighbours.
-_SHORTEST_SERIES = 8
-_LARGEST_CORRELATION = 0.9
 
 
 @dataclass(frozen=True)
@@ -351,8 +364,9 @@ def cross_validation_spread(
         clusters: Cluster of each row.
         fold: Fold by repeat and row, -1 where a row is not tested.
         shared: Factor for rows that also train the other folds, by default K / (K - 1).
-        ordered: Whether clusters are numbered in time, so that the correlation of neighbours widens the
-            variance of rows and takes degrees of freedom.
+        ordered: Whether clusters are stretches of time, one per fold. Rows and training of a stretch
+            depend on each other, so stretches are compared as in a paired t-test, with one degree of freedom
+            less; fewer than `MIN_STRETCHES` have infinite variance.
     """
     mean = influence.mean(0)
     tested = (fold >= 0).any(0)
@@ -365,9 +379,6 @@ def cross_validation_spread(
     rows = small * squares * ((shared or n_folds / (n_folds - 1)) if n_folds > 1 else 1)
     fourth = (by_cluster**4).sum(1) - squares**2 / n_clusters
     degrees_rows = np.minimum(2 * squares**2 / np.maximum(fourth, _TINY), max(n_clusters - 1, 1))
-    if ordered:
-        serial = _serial_inflation(by_cluster)
-        rows, degrees_rows = rows * serial, degrees_rows / serial
     degrees_rows = np.maximum(degrees_rows, 1.0)
     training, subtracted, degrees_training = _training_noise(influence, clusters, fold)
     positive = rows > 0
@@ -382,24 +393,12 @@ def cross_validation_spread(
     scale = np.sqrt(np.maximum(squares, _TINY))
     correlation = (by_cluster @ by_cluster.T) / scale[:, None] / scale
     np.fill_diagonal(correlation, 1.0)
-    if n_clusters < 2:  # one cluster shows nothing about the variance between clusters
+    if ordered and n_clusters >= MIN_STRETCHES:
+        return Spread(rows, rows, np.full(n, np.nan), np.full(n, n_clusters - 1.0), correlation)
+    if n_clusters < 2 or ordered:  # one cluster shows nothing about the variance between clusters
         unknown = np.full(n, np.inf)
         return Spread(unknown, unknown, np.full(n, np.nan), np.ones(n), np.eye(n))
     return Spread(variance, rows, extra if degrees_training else np.full(n, np.nan), degrees, correlation)
-
-
-def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
-    """Return (1 + r) / (1 - r), the widening for an autoregressive series of the first order.
-
-    The sample correlation of a short series is too small by about (1 + 4 r) / n, which is added.
-    """
-    n = by_cluster.shape[1]
-    if n < _SHORTEST_SERIES:
-        return np.ones(len(by_cluster))
-    squares = np.maximum((by_cluster**2).sum(1), _TINY)
-    r = (by_cluster[:, 1:] * by_cluster[:, :-1]).sum(1) / squares
-    r = ((r + 1 / n) / (1 - 4 / n)).clip(0.0, _LARGEST_CORRELATION)
-    return np.asarray((1 + r) / (1 - r))
 
 
 def simultaneous_level(correlation: np.ndarray, confidence: float = 0.95, n_draws: int = 20_000) -> float:
