@@ -77,7 +77,8 @@ def test_every_section_has_the_numbers_of_the_comparison(comparison):
 def test_names_from_the_table_stay_text(comparison):
     content = page.comparison_page(comparison)
     text, html = to_markdown(content), to_html(content)
-    assert html.count("<script") == 3  # figures, plotly and ours
+    assert len(html) < 100_000
+    assert "<script" not in html
     assert "<script" not in text
     assert not re.search(r"(?<!\\)(\\\\)*[\[\]$]", text)
     assert "&lt;script&gt;alert(1)" in html

@@ -169,7 +169,7 @@ def _scores(comparison: Comparison) -> Section:
     verdict, table = comparison.verdict, result_rows(comparison)
     names = {method: label(comparison, method) for method in in_order(comparison)}
     measure = verdict.measure(verdict.tiebreak_metric)
-    differences = [verdict.difference(method, measure.name) for method in names]
+    differences = [verdict.difference(method, measure.name) for method in names if method != CONSTANT]
     figure = charts.intervals([d for d in differences if d is not None], names, measure)
     note = "As in the table; intervals hold jointly with 95 % confidence."
     drawn = [Chart(f"Compared with {NAMES[REFERENCE]}", figure, note)]
@@ -207,7 +207,7 @@ def _parts(comparison: Comparison) -> Section:
     rest = f" The {_MOST_PARTS} worst of {len(parts.rows)}." if len(parts.rows) > _MOST_PARTS else ""
     factor = 100 if metric.percent else 1
     values = {label(comparison, m): {n: factor * parts.values[m][n] for n in names} for m in methods}
-    drawn = Chart(f"By {heading}", charts.bars(values, metric.label + ", %" * metric.percent))
+    drawn = Chart(f"By {heading}", charts.parts(values, metric.label + ", %" * metric.percent))
     text = f"{metric.label}, the hardest for ordinary training first.{rest}"
     return Section(f"By {heading}", [text], rows, charts=[drawn])
 
