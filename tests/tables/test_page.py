@@ -10,6 +10,7 @@ import pytest
 from elliptica.report import to_html, to_markdown
 from elliptica.tables import page
 from elliptica.tables.comparison import compare
+from elliptica.tables.methods import name_of
 
 EVIL = "<script>alert(1)</script> | $x$ [a](b)"
 
@@ -64,10 +65,10 @@ def test_every_section_has_the_numbers_of_the_comparison(comparison):
     assert header == ["method", *(metric.label for metric in judged)]
     trees = next(row for row in rows if row[0] == "boosted trees")
     assert trees[1:] == [comparison.verdict.cell("trees", metric.name) for metric in judged]
-    rows = table_of(comparison, "Calibration, before and after a temperature")
-    trees = next(row for row in rows if row[0] == "boosted trees")
-    losses = [comparison.scores["trees"][name] for name in ("uncalibrated_log_loss", "log_loss")]
-    assert [float(cell) for cell in trees[2:4]] == pytest.approx(losses, abs=5e-4)
+    header, *rows = table_of(comparison, f"Test predictions of {name_of(comparison.best)}")
+    assert header[1:] == [row[0] for row in rows] == ["iris", "rose"]
+    right = sum(int(row[1 + k].strip("*")) for k, row in enumerate(rows)) / 120
+    assert right == pytest.approx(comparison.scores[comparison.best]["accuracy"])
     header, *rows = table_of(comparison, "By site")
     assert sum(int(row[1]) for row in rows) == 120
     scores = [float(row[header.index("ordinary training")].removesuffix(" %")) for row in rows]
@@ -106,9 +107,10 @@ def test_what_limits_the_answer_is_said(comparison, noise):
 
 
 def test_the_files_are_written_once_from_memory(comparison, tmp_path):
-    page.write_reports(comparison, tmp_path)
+    page.write_reports(comparison, tmp_path, measure=True)
     for name in ("report.md", "report.html"):
         text = (tmp_path / name).read_text()
+        assert "What the model depends on" in text
         assert comparison.verdict.headline.split(":")[0] in text
     assert page.facts(comparison)["saved"] == comparison.best
 

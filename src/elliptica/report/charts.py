@@ -145,3 +145,9 @@ def lines(
             step, colour = max(1, math.ceil(len(curve) / most)), COLOURS[number % len(COLOURS)]
             marks.append(Marks(range(1, len(curve) + 1, step), curve[::step], colour, 1.5, True, method))
     return draw(marks, x_label, y_label)
+
+
+def agreement(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str, width: float = 4) -> str:
+    """Draw dots around the line on which both axes agree."""
+    ends = [min(*x, *y), max(*x, *y)]
+    return draw([Marks(ends, ends, GREY, 1, is_line=True), Marks(x, y, width=width)], x_label, y_label)
