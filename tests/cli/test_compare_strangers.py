@@ -79,7 +79,7 @@ def test_predictions_carry_the_ids_of_the_comparison(clinic):
     assert predicted.columns[:5] == ["row", "patient", "sick", "prediction", "probability"]
     assert predicted["patient"].to_list() == frame["patient"].to_list()  # as text: 0042 is not 42
     # a table without the id is predicted all the same, and rows in another order stay with their ids
-    assert predict_file(model, frame.drop("patient"))[0].columns == ["row", "prediction"]
+    assert predict_file(model, frame.drop("patient"))[0].columns[:2] == ["row", "prediction"]
     backwards = predict_file(model, frame.reverse())[0]
     pairs = ("patient", "prediction")
     assert dict(backwards.select(pairs).iter_rows()) == dict(predicted.select(pairs).iter_rows())
