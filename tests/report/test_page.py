@@ -37,11 +37,10 @@ def hostile_page():
     values = {m: {s: 50.0 + 10 * i + s for s in range(4)} for i, m in enumerate(methods)}
     verdict = judge_seeds({"average": values}, [measure], methods, methods[0])
     dots = {m: list(own.values()) for m, own in values.items()}
-    parts = {m: dict.fromkeys(HOSTILE, 5.0) for m in methods}
     drawn = [
         charts.dots(dots, {m: own[0] for m, own in dots.items()}, HOSTILE[0]),
         charts.intervals(verdict.differences, {m: m for m in methods}, measure),
-        charts.parts(parts, HOSTILE[0]),
+        charts.agreement([1.0, 2.0], [2.0, 1.5], HOSTILE[0], HOSTILE[1]),
         charts.lines({m: [[1.0, float("nan"), 2.0]] for m in methods}, HOSTILE[0], HOSTILE[1]),
     ]
     bars = [Bar(HOSTILE[0], 0.5, 0.2, 0.9, HOSTILE[5]), Bar(40 * "long label ", 1.0, 1.0, 1.0, "100 %")]

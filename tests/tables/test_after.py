@@ -66,7 +66,7 @@ def test_shuffling_finds_the_columns_in_use(rng):
     problem = make_problem(read_table(frame), "y")
     model = SimpleNamespace(predict=lambda rows: (3 * rows["main"] + rows["weak"]).to_numpy())
     used = importances(model, problem, np.arange(200))
-    assert [each.column for each in used] == ["main", "weak", "idle"]
-    assert used[0].mean == pytest.approx(3 * 2**0.5, rel=0.2)  # RMSE of 3 (a - b) with unit spread
-    assert used[0].spread > 0
-    assert used[2] == ("idle", 0.0, 0.0)
+    assert [each.label for each in used] == ["main", "weak", "idle"]
+    assert used[0].value == pytest.approx(3 * 2**0.5, rel=0.2)  # RMSE of 3 (a - b) with unit spread
+    assert used[0].low < used[0].value < used[0].high
+    assert (used[2].low, used[2].high) == (0, 0)

@@ -126,15 +126,6 @@ def intervals(differences: Sequence[Difference], names: Mapping[str, str], measu
     return draw(marks, title, names=[names[d.method] for d in differences])
 
 
-def parts(values: Mapping[str, Mapping[str, float]], label: str) -> str:
-    """Draw values by part, a dot for each method."""
-    marks = [
-        Marks(list(by_part.values()), range(len(by_part)), COLOURS[i % len(COLOURS)], 9, name=method)
-        for i, (method, by_part) in enumerate(values.items())
-    ]
-    return draw(marks, label, names=list(next(iter(values.values()))))
-
-
 def lines(
     curves: Mapping[str, Sequence[Sequence[float | None]]], x_label: str, y_label: str, most: int = 120
 ) -> str:

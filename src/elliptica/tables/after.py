@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from elliptica.report.page import Bar
 from elliptica.tables.metrics import score, single_test
 
 if TYPE_CHECKING:  # predictions of a saved model need not wait for what trains it
@@ -92,16 +93,8 @@ def intervals(comparison: Comparison, method: str | None = None) -> Intervals | 
     return Intervals(width, is_log, share, min((inside for _, inside in measured), default=0.0))
 
 
-class Importance(NamedTuple):
-    """How much worse a model predicts if a column is shuffled."""
-
-    column: str
-    mean: float
-    spread: float  # standard deviation over shuffles
-
-
-def importances(model: Any, problem: TableProblem, rows: np.ndarray, seed: int = 0) -> list[Importance]:
-    """Return the increase of RMSE or Brier score by shuffling each column of these rows, largest first."""
+def importances(model: Any, problem: TableProblem, rows: np.ndarray, seed: int = 0) -> list[Bar]:
+    """Return the increase of RMSE or Brier score by shuffling each column, with its spread, largest first."""
     draws, is_class = np.random.default_rng(seed), problem.task == "classification"
     columns = problem.features.columns
     n = min(len(rows), _MOST_ROWS, max(_LEAST_ROWS, _MOST_CELLS // len(columns)))
@@ -116,10 +109,9 @@ def importances(model: Any, problem: TableProblem, rows: np.ndarray, seed: int =
         scores = score(single_test(problem.task, target, named, classes=classes))
         return np.array([each["brier" if is_class else "rmse"] for each in scores.values()])
 
-    (before,) = errors([inputs])
-    result = []
+    (before,), bars = errors([inputs]), list[Bar]()
     for name in columns:
-        shuffled = [inputs.with_columns(inputs[name].gather(draws.permutation(n))) for _ in range(_SHUFFLES)]
-        gaps = errors(shuffled) - before
-        result.append(Importance(name, float(gaps.mean()), float(gaps.std(ddof=1))))
-    return sorted(result, key=lambda each: -each.mean)
+        gaps = errors([inputs.with_columns(inputs[name].shuffle(seed=k)) for k in range(_SHUFFLES)]) - before
+        mean, spread = float(gaps.mean()), float(gaps.std(ddof=1))
+        bars.append(Bar(name, mean, mean - spread, mean + spread, f"{mean:+.3g} ± {spread:.2g}"))
+    return sorted(bars, key=lambda bar: -bar.value)

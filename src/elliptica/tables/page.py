@@ -13,7 +13,7 @@ import numpy as np
 from elliptica._utils.extras import count
 from elliptica.report import charts
 from elliptica.report.page import Bar, Chart, Page, Section, render
-from elliptica.tables.after import LEVEL, Importance, importances, intervals
+from elliptica.tables.after import LEVEL, importances, intervals
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, name_of
 from elliptica.tables.metrics import reliability, score_parts, show_number
@@ -36,7 +36,7 @@ def write_reports(comparison: Comparison, folder: Path, *, measure: bool = False
     With ``measure`` the recommended method is trained once more, on the training rows of the last fold, and
     the columns of its test rows are shuffled.
     """
-    used: list[Importance] = []
+    used: list[Bar] = []
     if measure:
         with suppress(TableError):  # its training diverged: the page does without
             rows, draws = _measured(comparison), np.random.default_rng(comparison.plan.seed)
@@ -48,7 +48,7 @@ def write_reports(comparison: Comparison, folder: Path, *, measure: bool = False
         render(page, folder / name)
 
 
-def comparison_page(comparison: Comparison, used: Sequence[Importance] = ()) -> Page:
+def comparison_page(comparison: Comparison, used: Sequence[Bar] = ()) -> Page:
     """Build the page of a comparison; ``used`` says what the recommended model depends on."""
     verdict, problem = comparison.verdict, comparison.problem
     said = [" ".join(verdict.sentences), *range_words(comparison)]
@@ -222,11 +222,8 @@ def _parts(comparison: Comparison) -> Section:
         cells = [metric.show(parts.values[method][name]) for method in methods]
         rows.append([name, f"{parts.rows[name]:,}", *cells])
     rest = f" The {_MOST_PARTS} worst of {len(parts.rows)}." if len(parts.rows) > _MOST_PARTS else ""
-    factor = 100 if metric.percent else 1
-    values = {label(comparison, m): {n: factor * parts.values[m][n] for n in names} for m in methods}
-    drawn = Chart(f"By {heading}", charts.parts(values, metric.label + ", %" * metric.percent))
     text = f"{metric.label}, the hardest for ordinary training first.{rest}"
-    return Section(f"By {heading}", [text], rows, charts=[drawn])
+    return Section(f"By {heading}", [text], rows)
 
 
 def _measured(comparison: Comparison) -> Fold:
@@ -235,18 +232,14 @@ def _measured(comparison: Comparison) -> Fold:
     return folds[max(key for key in comparison.finished if key[0] == comparison.finished[0][0])]
 
 
-def _importance(comparison: Comparison, used: Sequence[Importance]) -> Section:
+def _importance(comparison: Comparison, used: Sequence[Bar]) -> Section:
     name = "Brier score" if comparison.problem.classes else "RMSE"
     text = (
         f"How much the {name} of {name_of(comparison.best)} grows if a column is shuffled, with the spread "
         f"over shuffles: on test rows of fold {_measured(comparison).number + 1}, by a model of its training "
         "rows. Columns that say the same share their importance."
     )
-    bars = [
-        Bar(u.column, u.mean, u.mean - u.spread, u.mean + u.spread, f"{u.mean:+.3g} ± {u.spread:.2g}")
-        for u in used[:_MOST_PARTS]
-    ]
-    return Section("What the model depends on", [text] if bars else [], bars=bars)
+    return Section("What the model depends on", [text] if used else [], bars=used[:_MOST_PARTS])
 
 
 def _chosen(comparison: Comparison) -> Section:
