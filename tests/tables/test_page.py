@@ -98,6 +98,13 @@ def test_what_limits_the_answer_is_said(comparison, noise):
     longest = tuple(replace(r, length=295, lost=r.method == "elliptic") for r in comparison.records)
     said = set(page.cautions(replace(comparison, records=longest))) - set(page.cautions(comparison))
     assert len(said) == 2  # trees whose growth the limit of 300 ended, networks that diverged
+    sharp = replace(comparison, records=tuple(replace(r, temperature=0.05) for r in comparison.records))
+    (said,) = set(page.cautions(sharp)) - set(page.cautions(comparison)) - set(sharp.verdict.cautions)
+    assert "probabilities" in said
+    late = replace(noise, records=tuple(replace(r, length=24) for r in noise.records))
+    assert any("--set epochs=50" in text for text in page.cautions(late))
+    early = replace(noise, records=tuple(replace(r, length=9) for r in noise.records))
+    assert not any("epochs=" in text for text in page.cautions(early))
     part = replace(noise, records=tuple(r for r in noise.records if r.fold == 0))
     assert any("1 of 3" in text for text in page.comparison_page(part).sentences)
     clipped = tuple(replace(r, clipped=len(r.predicted) * (r.method == "elliptic")) for r in noise.records)

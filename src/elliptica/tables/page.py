@@ -12,6 +12,7 @@ import numpy as np
 
 from elliptica._utils.extras import count
 from elliptica.report import charts
+from elliptica.report.judge import join
 from elliptica.report.page import Bar, Chart, Page, Section, render
 from elliptica.tables.after import LEVEL, importances, intervals
 from elliptica.tables.comparison import Comparison
@@ -167,8 +168,14 @@ def cautions(comparison: Comparison) -> list[str]:
         said.append("This is a first impression (--quick). Run it without --quick before you decide.")
     if plan.trials == 1:
         said.append("There was no search: every method had one trial with its usual settings.")
+    networks = [method for method in comparison.methods if METHODS[method].make is None]
+    lengths = {m: np.median([r.length for r in comparison.of(m)]) for m in networks}
     if plan.epochs < FEW_EPOCHS:
         said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
+    elif slow := [name_of(m) for m in networks if lengths[m] > plan.epochs - plan.patience]:
+        longer = f"Longer training may be better: --set epochs={2 * plan.epochs}."
+        said.append(f"Still improving at the last epochs, in most folds: {join(slow)}. {longer}")
+    said += _probability_words(comparison)
     for method in comparison.methods:
         records, name = comparison.of(method), name_of(method)
         errors = [bool(trial.error) for record in records for trial in record.trials]
@@ -180,6 +187,21 @@ def cautions(comparison: Comparison) -> list[str]:
             folds = f"{full} of {count(len(records), 'fold')}"
             said.append(f"In {folds}, {name} grew up to the limit of {limit} iterations; more may be better.")
     return said
+
+
+def _probability_words(comparison: Comparison) -> list[str]:
+    """Warn of probabilities whose distance from the shares of right test rows is more than chance."""
+    if not comparison.problem.classes:
+        return []
+    predictions, best = comparison.predictions, comparison.best
+    tested = predictions.tested[0]
+    values = predictions.values[best][0][tested]
+    rows, sure, share = reliability(values.max(1), values.argmax(1) == predictions.labels[tested])
+    squares = rows * (sure - share) ** 2 / np.clip(sure * (1 - sure), 1e-3, None)  # one each, by chance
+    if squares.sum() < len(rows) + 3 * math.sqrt(2 * len(rows)):
+        return []
+    gap = f"{100 * comparison.scores[best]['calibration_error']:.0f} points off on average"
+    return [f"The probabilities of {name_of(best)} are {gap}: look at the reliability before a threshold."]
 
 
 def _scores(comparison: Comparison) -> Section:
