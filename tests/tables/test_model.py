@@ -186,8 +186,9 @@ def test_a_labelled_table_is_scored_beside_the_comparison(found, heights, flower
     actual = table["height"].to_numpy()
     rmse = np.sqrt(np.mean((predicted["prediction"].to_numpy() - actual) ** 2))
     assert f"RMSE {rmse:.4g} ({heights.scores['linear']['rmse']:.4g})" in notices[-1]
+    promised = intervals(heights, "linear").coverage
     inside = np.mean((predicted["low"].to_numpy() <= actual) & (actual <= predicted["high"].to_numpy()))
-    assert f"inside the intervals {inside:.1%} ({intervals(heights, 'linear').coverage:.1%})" in notices[-1]
+    assert f"inside the intervals {100 * inside:.1f} % ({100 * promised:.1f} %)" in notices[-1]
     assert not any("Scores" in each for each in predict_file(file, table.drop("height"))[1])
     fit_model(found, file, "trees")
     predicted, notices = predict_file(file, flowers[:60])

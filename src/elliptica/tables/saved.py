@@ -15,7 +15,7 @@ from sklearn.pipeline import Pipeline
 from elliptica._utils.files import replacing
 from elliptica.estimators.files import load_with_notes
 from elliptica.tables.after import Intervals
-from elliptica.tables.metrics import fifths, metrics_of, score, single_test
+from elliptica.tables.metrics import Metric, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import Target
 from elliptica.tables.table import ISO, Column, Table, TableError, check_column, read_inputs, read_table
 
@@ -55,7 +55,7 @@ def predict_file(
         probability of its class; and notices about the table, with scores if it has targets.
     """
     if out is not None and Path(out).suffix.lower() not in (".csv", ".parquet"):
-        raise TableError(f"{out} would be no CSV file by its name. Pass --out NAME.csv or NAME.parquet.")
+        raise TableError(f"{out}: predictions are written to .csv or .parquet. Choose another --out.")
     files = [Path(each).resolve() for each in (model, source) if isinstance(each, str | Path)]
     if out is not None and Path(out).resolve() in files:
         raise TableError(f"Predictions would overwrite {out}. Choose another --out.")
@@ -180,18 +180,22 @@ class SavedModel:
             return f"Not scored. {error}"
         if not known.any():
             return ""
-        names, promised = getattr(self.model, "classes_", None), self.notes.get("scores", {})
+        names, promised = getattr(self.model, "classes_", None), dict(self.notes.get("scores", {}))
         task, classes = ("regression", None) if names is None else ("classification", names.tolist())
         bounds = fifths(target) if names is None else None
         test = single_test(task, target, {"": values[known]}, classes=classes, bounds=bounds)
-        ours = score(test)[""]
-        shown = [(m.label, m.show, ours[m.name], promised.get(m.name)) for m in metrics_of(task, False)]
+        ours, metrics = score(test)[""], metrics_of(task, False)
         if self.intervals:
             low, high = self.intervals.around(values[known])
-            inside = float(((target >= low) & (target <= high)).mean())
-            shown.append(("inside the intervals", "{:.1%}".format, inside, self.intervals.coverage))
-        texts = [f"{n} {show(v)}" + (f" ({show(p)})" if p is not None else "") for n, show, v, p in shown]
-        return f"Scores of {known.sum():,} rows (in brackets: in the comparison): {', '.join(texts)}."
+            ours["inside"] = float(((target >= low) & (target <= high)).mean())
+            promised["inside"] = self.intervals.coverage
+            metrics += (Metric("inside", "inside the intervals", True, True),)
+        before = {
+            m.name: f" ({m.show(promised[m.name])})" for m in metrics if promised.get(m.name) is not None
+        }
+        texts = [f"{m.label} {m.show(ours[m.name])}{before.get(m.name, '')}" for m in metrics]
+        text = f"Scores of {known.sum():,} rows (in brackets: in the comparison): {', '.join(texts)}."
+        return f"{text} They say nothing about other rows if the model was trained on these."
 
     def goal(self, name: str) -> Target:
         """Return how the targets of a table are read; ``name`` is their column."""
