@@ -20,8 +20,9 @@ if TYPE_CHECKING:  # predictions of a saved model need not wait for what trains 
 LEVEL = 0.9
 #: Parts of the tested rows if all are tested by one fold.
 _PARTS = 5
-#: Numbers of rows whose columns are shuffled, cells (rows times columns) to aim at, shuffles of each column.
-_LEAST_ROWS, _MOST_ROWS, _MOST_CELLS, _SHUFFLES = 100, 500, 20_000, 5
+#: Numbers of rows whose columns are shuffled, cells (rows times columns) to aim at, shuffles of each column,
+#: and rows that are predicted at once.
+_LEAST_ROWS, _MOST_ROWS, _MOST_CELLS, _SHUFFLES, _MOST_STACKED = 100, 500, 20_000, 5, 20_000
 
 
 def conformal_quantile(residuals: np.ndarray, level: float = LEVEL) -> float:
@@ -109,9 +110,11 @@ def importances(model: Any, problem: TableProblem, rows: np.ndarray, seed: int =
         scores = score(single_test(problem.task, target, named, classes=classes))
         return np.array([each["brier" if is_class else "rmse"] for each in scores.values()])
 
-    (before,), bars = errors([inputs]), list[Bar]()
-    for name in columns:
-        gaps = errors([inputs.with_columns(inputs[name].shuffle(seed=k)) for k in range(_SHUFFLES)]) - before
-        mean, spread = float(gaps.mean()), float(gaps.std(ddof=1))
-        bars.append(Bar(name, mean, mean - spread, mean + spread, f"{mean:+.3g} ± {spread:.2g}"))
+    (before,), bars, size = errors([inputs]), list[Bar](), max(1, _MOST_STACKED // (n * _SHUFFLES))
+    for begin in range(0, len(columns), size):  # many at once: preprocessing a wide table takes its time
+        names = columns[begin : begin + size]
+        shuffled = [inputs.with_columns(inputs[c].shuffle(seed=k)) for c in names for k in range(_SHUFFLES)]
+        for name, gaps in zip(names, np.split(errors(shuffled) - before, len(names)), strict=True):
+            mean, spread = float(gaps.mean()), float(gaps.std(ddof=1))
+            bars.append(Bar(name, mean, mean - spread, mean + spread, f"{mean:+.3g} ± {spread:.2g}"))
     return sorted(bars, key=lambda bar: -bar.value)
