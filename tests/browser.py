@@ -26,10 +26,6 @@ _OVERFLOW = """() => {
     .map((e) => `${e.tagName}.${e.className}#${e.id} reaches ${Math.round(e.getBoundingClientRect().right)}`);
 }"""
 
-#: Whether every chart is as wide as its box.
-_FITS = """() => [...document.querySelectorAll('.plot > .plot-container .main-svg')].every((svg) =>
-  Math.abs(svg.getBoundingClientRect().width - svg.closest('.plot').clientWidth) <= 1)"""
-
 #: Visible texts whose contrast with what is behind them is below WCAG's level AA.
 _CONTRAST = """() => {
   const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
@@ -77,12 +73,11 @@ class Visit:
     requests: list[str] = field(default_factory=list)  # other than the file itself and what is inline
 
     def resize(self, width: int, height: int = 900) -> None:
-        """Another window; returns when charts have followed (they wait for the window to come to rest)."""
+        """Another window."""
         self.page.set_viewport_size({"width": width, "height": height})
-        self.page.wait_for_function(_FITS)
 
     def switch(self, *, dark: bool) -> None:
-        """Another scheme of the system, charts included."""
+        """Another scheme of the system."""
         self.page.emulate_media(color_scheme="dark" if dark else "light")
         self.page.evaluate("() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.estimators import read_notes
-from elliptica.tables.model import predict_file
+from elliptica.tables.saved import predict_file
 
 QUICK = ["--set", "folds=2", "--set", "trials=1", "--set", "epochs=2", "--methods", "elliptic"]
 
@@ -76,10 +76,10 @@ def test_predictions_carry_the_ids_of_the_comparison(clinic):
     code, output = run("predict", model, new, "--id", "sick", "--out", folder / "p.csv")
     assert code == 0, output
     predicted = pl.read_csv(folder / "p.csv", infer_schema=False)
-    assert predicted.columns == ["row", "patient", "sick", "prediction"]
+    assert predicted.columns[:5] == ["row", "patient", "sick", "prediction", "probability"]
     assert predicted["patient"].to_list() == frame["patient"].to_list()  # as text: 0042 is not 42
     # a table without the id is predicted all the same, and rows in another order stay with their ids
-    assert predict_file(model, frame.drop("patient"))[0].columns == ["row", "prediction"]
+    assert predict_file(model, frame.drop("patient"))[0].columns[:2] == ["row", "prediction"]
     backwards = predict_file(model, frame.reverse())[0]
     pairs = ("patient", "prediction")
     assert dict(backwards.select(pairs).iter_rows()) == dict(predicted.select(pairs).iter_rows())

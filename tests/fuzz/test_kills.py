@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from elliptica.tables.model import predict_file
+from elliptica.tables.saved import predict_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 

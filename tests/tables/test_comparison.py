@@ -46,10 +46,8 @@ def test_scores_are_of_all_rows(found):
     right = found.predictions.values["elliptic"][0].argmax(1) == labels
     scores = found.scores["elliptic"]
     assert scores["accuracy"] == pytest.approx(right.mean())
-    for predictions, name in ((found.predictions, "log_loss"), (found.uncalibrated, "uncalibrated_log_loss")):
-        chosen = predictions.values["elliptic"][0][np.arange(120), labels]
-        assert scores[name] == pytest.approx(-np.log(chosen).mean())
-    assert scores["log_loss"] != scores["uncalibrated_log_loss"]
+    chosen = found.predictions.values["elliptic"][0][np.arange(120), labels]
+    assert scores["log_loss"] == pytest.approx(-np.log(chosen).mean())
     assert found.best in found.methods
     assert found.verdict.text
 
@@ -69,7 +67,6 @@ def test_the_constant_prediction_knows_training_rows_only(found, heights):
 
 def test_scores_of_numbers(heights):
     assert heights.plan.log_target
-    assert heights.uncalibrated is None
     assert {"rmse", "worst_fifth_rmse", "mae"} == set(heights.scores["c-mixup"])
     target = heights.problem.target
     for method in [m for m in heights.methods if METHODS[m].make is None]:

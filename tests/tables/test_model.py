@@ -19,8 +19,11 @@ from elliptica.estimators import (
     read_notes,
     save,
 )
+from elliptica.tables import model as model_module
+from elliptica.tables.after import intervals
 from elliptica.tables.comparison import compare
-from elliptica.tables.model import final_settings, fit_model, load_model, predict_file, read_fitted
+from elliptica.tables.model import final_settings, fit_model, read_fitted
+from elliptica.tables.saved import load_model, predict_file
 from elliptica.tables.table import TableError
 from elliptica.tables.training import at_temperature, make_model
 from table_cases import problem_of
@@ -147,13 +150,37 @@ def test_every_kind_of_model_predicts_as_it_did(rows, tmp_path, model, target):
     predicted, _ = predict_file(file, rows, proba=target == "kind")
     np.testing.assert_array_equal(predicted["prediction"].to_numpy(), pipeline.predict(inputs))
     if target == "kind":
-        probabilities = predicted.select(pl.col("^probability.*$")).to_numpy()
+        probabilities = predicted.select(pl.col("^probability of .*$")).to_numpy()
         np.testing.assert_allclose(probabilities, pipeline.predict_proba(inputs))
     else:
         with pytest.raises(TableError, match="--proba"):
             predict_file(file, rows, proba=True)
+        with pytest.raises(TableError, match="xlsx"):
+            predict_file(file, rows, tmp_path / "p.xlsx")
     one, _ = predict_file(file, rows[7:8])  # a row is read as it was beside the others
     np.testing.assert_allclose(one["prediction"][0] == predicted["prediction"][7], True)
+
+
+def test_a_labelled_table_is_scored_beside_the_comparison(found, heights, flowers, tmp_path):
+    file = tmp_path / "a.elliptica"
+    fit_model(heights, file, "linear")
+    table = flowers.with_columns(pl.col("height").exp()).drop("kind")
+    predicted, notices = predict_file(file, table)
+    actual = table["height"].to_numpy()
+    rmse = np.sqrt(np.mean((predicted["prediction"].to_numpy() - actual) ** 2))
+    assert f"RMSE {rmse:.4g} ({heights.scores['linear']['rmse']:.4g})" in notices[-1]
+    promised = intervals(heights, "linear").coverage
+    inside = np.mean((predicted["low"].to_numpy() <= actual) & (actual <= predicted["high"].to_numpy()))
+    assert f"inside the intervals {100 * inside:.1f} % ({100 * promised:.1f} %)" in notices[-1]
+    assert not any("Scores" in each for each in predict_file(file, table.drop("height"))[1])
+    fit_model(found, file, "trees")
+    predicted, notices = predict_file(file, flowers[:60])
+    right = np.mean(predicted["prediction"].to_numpy() == flowers["kind"][:60].to_numpy())
+    assert f"accuracy {100 * right:.1f} % ({100 * found.scores['trees']['accuracy']:.1f} %)" in notices[-1]
+    both = predicted.select("probability of iris", "probability of rose").to_numpy()
+    np.testing.assert_allclose(predicted["probability"], both.max(1))
+    new = flowers.with_columns(kind=pl.lit("tulip"))
+    assert any("tulip" in each for each in predict_file(file, new)[1])  # and is predicted all the same
 
 
 @pytest.fixture

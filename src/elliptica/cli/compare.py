@@ -171,7 +171,8 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
         print_text(console, escape(done if interrupted else comparison.verdict.headline))
         return
     session.store.write({"summary": facts(comparison)})
-    write_reports(comparison, out)
+    with console.status("measuring what the model depends on"):
+        write_reports(comparison, out, measure=not interrupted)
     (out / MODEL).unlink(missing_ok=True)  # one of an earlier run is not the model of this report
     _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
@@ -265,7 +266,7 @@ def predict(
         Path, typer.Option(help="CSV (or .parquet) file for the predictions.", dir_okay=False)
     ] = Path("predictions.csv"),
     proba: Annotated[
-        bool, typer.Option("--proba", help="Also write the probabilities of the classes.")
+        bool, typer.Option("--proba", help="Also write the probabilities of all classes.")
     ] = False,
     id: Annotated[
         list[str] | None,
@@ -282,7 +283,7 @@ def predict(
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
     require_extra("tables", "polars", "sklearn")
-    from elliptica.tables.model import predict_file
+    from elliptica.tables.saved import predict_file
 
     console = Console()
     predictions, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import html
-import json
-import math
 import platform
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
@@ -30,10 +28,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """A plotly figure (``data`` and ``layout``) with a title and an explanation. Markdown leaves it out."""
+    """A drawing (SVG of `charts`) with a title and an explanation. Markdown leaves it out."""
 
     title: str
-    figure: Mapping[str, Any]
+    figure: str
     note: str = ""
 
 
@@ -76,48 +74,9 @@ def to_markdown(page: Page) -> str:
 
 
 def to_html(page: Page) -> str:
-    """Write a page as one HTML file that requests nothing from a network; charts need plotly."""
-    charts = [chart for section in page.sections for chart in section.charts]
-    script = ""
-    if charts:
-        try:
-            from plotly import offline
-
-            script = re.sub(r"</(?=script)", r"<\\/", offline.get_plotlyjs(), flags=re.IGNORECASE)
-        except ModuleNotFoundError:
-            charts = []
-    return str(
-        _template("page.html", autoescape=True).render(
-            page=page,
-            version=__version__,
-            style=_asset("page.css"),
-            script=_asset("page.js"),
-            plotly=script,
-            figures=embed([chart.figure for chart in charts]),
-            has_charts=bool(charts),
-        )
-    )
-
-
-def embed(content: Any) -> str:
-    r"""Convert to JSON that cannot end its script element; numbers that are not finite become null.
-
-    Example:
-        >>> embed(["</script>&", float("nan"), 0.1234567])
-        '["\\u003c/script\\u003e\\u0026",null,0.12346]'
-    """
-    text = json.dumps(_rounded(content), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _rounded(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
+    """Write a page as one HTML file that runs no script and requests nothing from a network."""
+    template = _template("page.html", autoescape=True)
+    return str(template.render(page=page, version=__version__, style=_asset("page.css")))
 
 
 def escape_markdown(text: Any) -> str:

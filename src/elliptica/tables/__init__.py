@@ -16,11 +16,12 @@ for _package in ("polars", "sklearn", "skrub"):
 
 if TYPE_CHECKING:
     from elliptica.tables.comparison import Comparison, Options, Verdict, compare
-    from elliptica.tables.model import fit_model, predict_file
+    from elliptica.tables.model import fit_model
+    from elliptica.tables.saved import predict_file
     from elliptica.tables.table import TableError
 
 #: Modules of names that are not in `comparison`.
-_HOME = {"TableError": "table", "fit_model": "model", "predict_file": "model"}
+_HOME = {"TableError": "table", "fit_model": "model", "predict_file": "saved"}
 __all__ = ["Comparison", "Options", "TableError", "Verdict", "compare", "fit_model", "predict_file"]
 
 

@@ -239,28 +239,9 @@ class Comparison:
         return self._predictions({m: [r.final() for r in self.of(m)] for m in self.methods})
 
     @cached_property
-    def uncalibrated(self) -> Predictions | None:
-        """Predictions before temperature scaling; None for regression."""
-        if self.problem.task == "regression":
-            return None
-        return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
-
-    @cached_property
     def scores(self) -> dict[str, dict[str, float]]:
-        """Score of every method in every column; empty until a fold is finished.
-
-        Besides the `metrics`, classification has ``uncalibrated_log_loss`` and
-        ``uncalibrated_calibration_error``, measured before temperature scaling.
-        """
-        if not self.finished:
-            return {}
-        if self.uncalibrated is None:
-            return score(self.predictions)
-        scores, before = score(self.predictions), score(self.uncalibrated)
-        for method, values in scores.items():
-            for name in ("log_loss", "calibration_error"):
-                values[f"uncalibrated_{name}"] = before[method][name]
-        return scores
+        """Score of every method in every column; empty until a fold is finished."""
+        return score(self.predictions) if self.finished else {}
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,10 @@ from elliptica._utils.statistics import check_level
 from elliptica.core.inputs import EllipticWarning, LossFn
 from elliptica.core.targets import TargetSpace
 from elliptica.report.page import Bar, Page, Section
-from elliptica.report.scores import score_classes
 from elliptica.tables import data_findings as data
 from elliptica.tables import model_findings as model_of
 from elliptica.tables.evidence import COMPARABLE, NEIGHBOURS, Evidence, FittedModel, Rows
 from elliptica.tables.findings import SEVERITIES, Diagnosis, Finding, Quantity, RowsOf, skipped
-from elliptica.tables.model import read_fitted
 
 #: Returns findings, or a sentence if there is no problem.
 Judge = Callable[[Evidence], Finding | list[Finding] | str]
@@ -234,18 +231,6 @@ def diagnosis_page(diagnosis: Diagnosis, title: str) -> Page:
     return Page(title, diagnosis.headline(), diagnosis.about, sections, "diagnosis")
 
 
-def model_page(fitted: FittedModel, title: str, notes: Sequence[str] = ()) -> Page:
-    """Build a page with scores and findings of a model on its test rows, or on its rows if it has none."""
-    page = diagnosis_page(diagnose_fitted(fitted), title)
-    return replace(page, sections=[*_scores(fitted, notes), *page.sections], kind="model")
-
-
-def saved_model_page(file: Path, table: Path, target: str | None = None, group: str | None = None) -> Page:
-    """Build a page with scores and findings of a saved model on the rows of a table."""
-    fitted, notices = read_fitted(file, table, target, group=group, max_rows=None)
-    return model_page(fitted, f"{file.name} on {table.name}", notices)
-
-
 def _finding(finding: Finding, first_row: int) -> Section:
     shares = {name: quantity for name, quantity in finding.numbers.items() if quantity.kind == "share"}
     bars = [_bar(label, quantity) for label, quantity in (finding.breakdown or shares).items()]
@@ -261,46 +246,3 @@ def _finding(finding: Finding, first_row: int) -> Section:
 def _bar(label: str, quantity: Quantity) -> Bar:
     low, high = (v if math.isfinite(v) else quantity.value for v in (quantity.lower, quantity.upper))
     return Bar(label, quantity.value, low, high, str(quantity))
-
-
-def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
-    """Measure a model on its test rows, or on its rows if it has none."""
-    rows = fitted.rows.get("held-out", fitted.rows["training"])
-    y, groups = rows.targets, rows.groups
-    first = next((p for p in fitted.model.parameters() if p.is_floating_point()), rows.x)
-    output = fitted.call(rows.x.to(first)).float().cpu()
-    warning = "If the model was trained on these rows, the scores say nothing about other rows."
-    table, parts = [["measure", "value", "95 % interval"]], {}
-    show = _rmse if y.is_floating_point() else _share
-    if y.is_floating_point():
-        losses = (output - y).square().reshape(len(output), -1).mean(1).double()
-        table.append(["RMSE", *_rmse(losses)])
-    else:
-        losses = (output.argmax(1) == y).double()
-        scores = score_classes(output.softmax(1).double(), y)
-        auroc = "-" if scores["auroc"] is None else f"{100 * scores['auroc']:.1f} %"
-        table += [["accuracy", *_share(losses)], ["area under the ROC curve", auroc, ""]]
-        table.append(["calibration error", f"{100 * scores['calibration']:.1f} %", ""])
-        parts["class"] = {fitted.class_name(k): y == k for k in y.unique().tolist()}
-    if groups is not None:
-        names = [str(group) for group in groups]
-        parts["group"] = {g: torch.tensor([n == g for n in names]) for g in sorted(set(names))}
-    sections = [Section("Scores", [f"{len(y):,} rows. {warning}", *notes], table)]
-    for kind, members in parts.items():
-        lines = [[name, f"{int(own.sum()):,}", *show(losses[own])] for name, own in members.items()]
-        head = [kind, "rows", table[1][0], "95 % interval"]
-        sections.append(Section(f"By {kind}", table=[head, *lines]))
-    return sections
-
-
-def _share(right: Tensor) -> list[str]:
-    """Format the share of right answers with the limits of Clopper and Pearson."""
-    share = Quantity.share(right, 0.95)
-    return [f"{100 * share.value:.1f} %", f"{100 * share.lower:.1f} to {100 * share.upper:.1f}"]
-
-
-def _rmse(squares: Tensor) -> list[str]:
-    """Format the root of a mean square with the roots of Student's interval."""
-    mean = Quantity.mean(squares, 0.95, 0.0)
-    limits = f"{math.sqrt(mean.lower):.4g} to {math.sqrt(mean.upper):.4g}" if mean.n > 1 else ""
-    return [f"{math.sqrt(mean.value):.4g}", limits]

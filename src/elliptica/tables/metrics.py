@@ -260,10 +260,16 @@ def _sure(predictions: Predictions, method: str) -> Iterator[tuple[np.ndarray, n
             yield values[tested].max(1), values[tested].argmax(1) == predictions.labels[tested]
 
 
-def _gap(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Return the mean gap between confidence and accuracy over bins of equally many rows."""
+def reliability(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows, mean confidence and share of right rows in bins of equally many rows."""
     n_bins = int(np.clip(len(right) // MIN_BIN_ROWS, 1, MAX_BINS))
     inner = np.quantile(confidence, np.arange(1, n_bins) / n_bins)
     number = np.searchsorted(np.unique(inner), confidence)  # equal confidences share a bin
-    gaps = np.bincount(number, weights=confidence - right)
-    return float(np.abs(gaps).sum() / len(right))
+    _, number, rows = np.unique(number, return_inverse=True, return_counts=True)
+    return rows, np.bincount(number, confidence) / rows, np.bincount(number, right) / rows
+
+
+def _gap(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Return the mean gap between confidence and accuracy over bins."""
+    rows, sure, share = reliability(confidence, right)
+    return float(rows @ np.abs(sure - share) / rows.sum())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +12,45 @@ import numpy as np
 
 from elliptica._utils.extras import count
 from elliptica.report import charts
-from elliptica.report.page import Chart, Page, Section, render
+from elliptica.report.judge import join
+from elliptica.report.page import Bar, Chart, Page, Section, render
+from elliptica.tables.after import LEVEL, importances, intervals
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEVERAL, name_of
-from elliptica.tables.metrics import score_parts
-from elliptica.tables.table import ColumnUse
+from elliptica.tables.metrics import reliability, score_parts, show_number
+from elliptica.tables.model import fit_model
+from elliptica.tables.shift import Fold
+from elliptica.tables.table import ColumnUse, TableError
 from elliptica.tables.training import MOST_ITERATIONS, PATIENCE
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
 #: Explains the mark of `label`.
 FOOTNOTE = "† sees groups in training."
-#: Largest number of groups or classes that are listed.
-_MOST_PARTS = 20
+#: Largest numbers of groups, classes or columns that are listed, and of dots.
+_MOST_PARTS, _MOST_DOTS = 20, 2_000
 
 
-def write_reports(comparison: Comparison, folder: Path) -> None:
-    """Write the page of a complete or partial comparison, as Markdown and as HTML."""
-    page = comparison_page(comparison)
+def write_reports(comparison: Comparison, folder: Path, *, measure: bool = False) -> None:
+    """Write the page of a complete or partial comparison, as Markdown and as HTML.
+
+    With ``measure`` the recommended method is trained once more, on the training rows of the last fold, and
+    the columns of its test rows are shuffled.
+    """
+    used: list[Bar] = []
+    if measure:
+        with suppress(TableError):  # its training diverged: the page does without
+            rows, draws = _measured(comparison), np.random.default_rng(comparison.plan.seed)
+            train = np.sort(draws.permutation(rows.train)[: comparison.plan.tuning_rows])
+            model = fit_model(comparison, rows=train)
+            used = importances(model, comparison.problem, rows.test, comparison.plan.seed)
+    page = comparison_page(comparison, used)
     for name in ("report.md", "report.html"):
         render(page, folder / name)
 
 
-def comparison_page(comparison: Comparison) -> Page:
-    """Build the page of a comparison."""
+def comparison_page(comparison: Comparison, used: Sequence[Bar] = ()) -> Page:
+    """Build the page of a comparison; ``used`` says what the recommended model depends on."""
     verdict, problem = comparison.verdict, comparison.problem
     said = [" ".join(verdict.sentences), *range_words(comparison)]
     if (done := len(comparison.finished)) < (total := len(comparison.shift.folds)):
@@ -45,7 +62,8 @@ def comparison_page(comparison: Comparison) -> Page:
         _scores(comparison),
         _differences(comparison),
         _parts(comparison),
-        *([_calibration(comparison)] if comparison.uncalibrated else []),
+        _importance(comparison, used),
+        _chosen(comparison),
         Section("Columns", table=columns, left=(1, 2), folded=True),
         Section("How it was done", points=_protocol(comparison), folded=True),
         Section("About the table", points=problem.notices),
@@ -153,8 +171,14 @@ def cautions(comparison: Comparison) -> list[str]:
         said.append("This is a first impression (--quick). Run it without --quick before you decide.")
     if plan.trials == 1:
         said.append("There was no search: every method had one trial with its usual settings.")
+    networks = [method for method in comparison.methods if METHODS[method].make is None]
+    lengths = {m: np.median([r.length for r in comparison.of(m)]) for m in networks}
     if plan.epochs < FEW_EPOCHS:
         said.append(f"Few epochs: with {plan.epochs}, only the start of training is compared.")
+    elif slow := [name_of(m) for m in networks if lengths[m] > plan.epochs - plan.patience]:
+        longer = f"Longer training may be better: --set epochs={2 * plan.epochs}."
+        said.append(f"Still improving at the last epochs, in most folds: {join(slow)}. {longer}")
+    said += _probability_words(comparison)
     for method in comparison.methods:
         records, name = comparison.of(method), name_of(method)
         errors = [bool(trial.error) for record in records for trial in record.trials]
@@ -168,11 +192,26 @@ def cautions(comparison: Comparison) -> list[str]:
     return said
 
 
+def _probability_words(comparison: Comparison) -> list[str]:
+    """Warn of probabilities whose distance from the shares of right test rows is more than chance."""
+    if not comparison.problem.classes:
+        return []
+    predictions, best = comparison.predictions, comparison.best
+    tested = predictions.tested[0]
+    values = predictions.values[best][0][tested]
+    rows, sure, share = reliability(values.max(1), values.argmax(1) == predictions.labels[tested])
+    squares = rows * (sure - share) ** 2 / np.clip(sure * (1 - sure), 1e-3, None)  # one each, by chance
+    if squares.sum() < len(rows) + 3 * math.sqrt(2 * len(rows)):
+        return []
+    gap = f"{100 * comparison.scores[best]['calibration_error']:.0f} points off on average"
+    return [f"The probabilities of {name_of(best)} are {gap}: look at the reliability before a threshold."]
+
+
 def _scores(comparison: Comparison) -> Section:
     verdict, table = comparison.verdict, result_rows(comparison)
     names = {method: label(comparison, method) for method in in_order(comparison)}
     measure = verdict.measure(verdict.tiebreak_metric)
-    differences = [verdict.difference(method, measure.name) for method in names]
+    differences = [verdict.difference(method, measure.name) for method in names if method != CONSTANT]
     figure = charts.intervals([d for d in differences if d is not None], names, measure)
     note = "As in the table; intervals hold jointly with 95 % confidence."
     drawn = [Chart(f"Compared with {NAMES[REFERENCE]}", figure, note)]
@@ -208,30 +247,70 @@ def _parts(comparison: Comparison) -> Section:
         cells = [metric.show(parts.values[method][name]) for method in methods]
         rows.append([name, f"{parts.rows[name]:,}", *cells])
     rest = f" The {_MOST_PARTS} worst of {len(parts.rows)}." if len(parts.rows) > _MOST_PARTS else ""
-    factor = 100 if metric.percent else 1
-    values = {label(comparison, m): {n: factor * parts.values[m][n] for n in names} for m in methods}
-    drawn = Chart(f"By {heading}", charts.bars(values, metric.label + ", %" * metric.percent))
     text = f"{metric.label}, the hardest for ordinary training first.{rest}"
-    return Section(f"By {heading}", [text], rows, charts=[drawn])
+    return Section(f"By {heading}", [text], rows)
 
 
-def _calibration(comparison: Comparison) -> Section:
-    rows = [["method", "temperature", "log loss", "after", "calibration error", "after"]]
-    for method in in_order(comparison):
-        if method == CONSTANT:
-            continue
-        values = comparison.scores[method]
-        temperature = np.exp(np.mean([np.log(r.temperature or 1.0) for r in comparison.of(method)]))
-        losses = [f"{values[name]:.3f}" for name in ("uncalibrated_log_loss", "log_loss")]
-        errors = [values[name] for name in ("uncalibrated_calibration_error", "calibration_error")]
-        shares = [f"{100 * error:.1f} %" for error in errors]
-        rows.append([label(comparison, method), f"{temperature:.2f}", *losses, *shares])
+def _measured(comparison: Comparison) -> Fold:
+    """Return the last finished fold of the first repeat: with ``time`` that of most training rows."""
+    folds = {(fold.repeat, fold.number): fold for fold in comparison.shift.folds}
+    return folds[max(key for key in comparison.finished if key[0] == comparison.finished[0][0])]
+
+
+def _importance(comparison: Comparison, used: Sequence[Bar]) -> Section:
+    name = "Brier score" if comparison.problem.classes else "RMSE"
     text = (
-        "Temperature scaling divides the logits by one number that is fitted on the validation rows. Above "
-        "1, the method was overconfident. Scores, verdict and saved model use the calibrated probabilities. "
-        "A temperature fitted on rows like the training rows may not hold under a shift."
+        f"How much the {name} of {name_of(comparison.best)} grows if a column is shuffled, with the spread "
+        f"over shuffles: on test rows of fold {_measured(comparison).number + 1}, by a model of its training "
+        "rows. Columns that say the same share their importance."
     )
-    return Section("Calibration, before and after a temperature", [text], rows, folded=True)
+    return Section("What the model depends on", [text] if used else [], bars=used[:_MOST_PARTS])
+
+
+def _chosen(comparison: Comparison) -> Section:
+    """Show the test predictions of the recommended method beside the truth."""
+    predictions, best = comparison.predictions, comparison.best
+    tested = predictions.tested[0]
+    values, target = predictions.values[best][0][tested], predictions.target[tested]
+    title = f"Test predictions of {name_of(best)}"
+    if not predictions.classes:
+        shown = np.random.default_rng(0).permutation(len(values))[:_MOST_DOTS]
+        axes = f"actual {comparison.problem.target_name}", "predicted"
+        figure = charts.agreement(target[shown].tolist(), values[shown].tolist(), *axes)
+        return Section(title, describe_intervals(comparison), charts=[Chart("Predicted and actual", figure)])
+    names, labels, guess = [str(c) for c in predictions.classes], predictions.labels[tested], values.argmax(1)
+    rows, is_binary = list[list[str]](), len(names) == 2
+    if len(names) <= _MOST_PARTS:
+        counts = np.zeros((len(names), len(names)), dtype=int)
+        np.add.at(counts, (labels, guess), 1)
+        rows = [["actual, below; predicted, right", *names]]
+        rows += [[name, *(f"{n:,}" for n in line)] for name, line in zip(names, counts, strict=True)]
+    sure, right = (values[:, 1], labels == 1) if is_binary else (values.max(1), labels == guess)
+    _, x, y = reliability(sure, right)
+    words = (
+        (f"probability of {names[1]}", f"share of {names[1]}")
+        if is_binary
+        else ("probability", "share right")
+    )
+    figure = charts.agreement(x.tolist(), y.tolist(), *words, width=8)
+    note = "Bins of equally many rows. On the grey line, probabilities are what they say."
+    bold = {(k, k + 1) for k in range(len(names))}
+    text = "Rows by actual and predicted class." if rows else "Predicted probabilities beside the truth."
+    return Section(title, [text], rows, bold=bold, charts=[Chart("Reliability", figure, note)])
+
+
+def describe_intervals(comparison: Comparison) -> list[str]:
+    """Describe the intervals of predicted numbers and their measured coverage."""
+    if (found := intervals(comparison)) is None:
+        return []
+    width = f"± {show_number(found.width)}"
+    if found.is_log:
+        width = f"times {math.exp(-found.width):.2f} to {math.exp(found.width):.2f}"
+    text = f"Intervals for {100 * LEVEL:.0f} % of new rows: the prediction {width}."
+    if found.coverage is None:
+        return [f"{text} Too few rows to measure their coverage."]
+    shares = f"{100 * found.coverage:.0f} % inside, {100 * found.worst:.0f} % in the worst fold"
+    return [f"{text} Measured under this shift, with the errors of other folds: {shares}."]
 
 
 def _protocol(comparison: Comparison) -> list[str]:

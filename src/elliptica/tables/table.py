@@ -32,8 +32,6 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 from sklearn import datasets
-from skrub import ToDatetime
-from skrub.core import RejectColumn
 
 from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
@@ -436,6 +434,9 @@ def find_date(cells: pl.Series) -> Column | None:
     for zone in (False, True):
         if not _parse_dates(text, ISO, zone).null_count():
             return Column(cells.name, "date", format=ISO, zone=zone)
+    from skrub import ToDatetime  # importing it takes seconds
+    from skrub.core import RejectColumn
+
     finder = ToDatetime()
     with suppress(RejectColumn):
         zone = has_zone(finder.fit_transform(text))
