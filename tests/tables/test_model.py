@@ -19,7 +19,6 @@ from elliptica.estimators import (
     read_notes,
     save,
 )
-from elliptica.tables import model as model_module
 from elliptica.tables.after import intervals
 from elliptica.tables.comparison import compare
 from elliptica.tables.model import final_settings, fit_model, read_fitted
