@@ -6,8 +6,6 @@ from elliptica.landscape.bounds import certified_lipschitz as certified_lipschit
 from elliptica.landscape.bounds import estimated_lipschitz as estimated_lipschitz
 from elliptica.landscape.bounds import ordering_report as ordering_report
 from elliptica.landscape.bounds import shift_bound as shift_bound
-from elliptica.landscape.cost import StepCost as StepCost
-from elliptica.landscape.cost import step_cost as step_cost
 from elliptica.landscape.data_domain import DataDomain as DataDomain
 from elliptica.landscape.data_domain import Whitened as Whitened
 from elliptica.landscape.domains import Ball as Ball
