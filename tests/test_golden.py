@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 
 import elliptica
 from elliptica import Elliptic, baselines, landscape
+from elliptica.baselines import regression
+from elliptica.baselines.groups import find_groups
 from elliptica.core.bridge import time_weights
 from elliptica.core.partners import kernel_weights, target_distances
 
@@ -187,8 +189,8 @@ def objectives_without_draws():
     losses = waves(ROWS).abs()
     found["cvar weights"] = baselines.cvar_weights(losses, 0.3).tolist()
     found["chi2 weights"] = baselines.chi2_weights(losses, 0.3).tolist()
-    found["anchor"] = baselines.anchor_rows(X, GROUPS, 1.5)[0].tolist()
-    found["foma"] = baselines.foma_batch(X, REAL, share=0.5, rho=0.7)[0][0].tolist()
+    found["anchor"] = regression.move_rows(X, find_groups(GROUPS, ROWS), 1.5)[0].tolist()
+    found["foma"] = regression.scale_directions([X, REAL], 0.5, 0.7, "small")[0][0].tolist()
     found["balanced"] = baselines.group_balanced_weights(LABELS).tolist()
     return found
 

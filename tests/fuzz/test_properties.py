@@ -102,21 +102,6 @@ def test_objectives_of_single_losses(batch, smoothing, gamma, t, alpha):
     close(baselines.DRO(model, loss, divergence="cvar", alpha=alpha)(x, y), (share * worst).sum())
 
 
-@examples(25)
-@given(st.integers(1, 9), seeds)
-def test_mixed_rows_lie_between_rows(n, seed):
-    """Every mixed row and its target are the same convex combination of a row and another one."""
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 2, generator=rng, dtype=torch.float64)
-    points, targets = baselines.mixup_batch(x, x.sum(1, keepdim=True), alpha=1.0, generator=rng)
-    close(targets, points.sum(1, keepdim=True))
-    for i, point in enumerate(points):
-        direction, offset = x - x[i], point - x[i]
-        length = direction.square().sum(1).clamp_min(1e-30)
-        share = (direction @ offset / length).clamp(0, 1)
-        assert (share[:, None] * direction - offset).abs().amax(1).min() < 1e-9
-
-
 # Partners by inverse distance.
 
 

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_normal, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, check_classes, one_of, positive
+from elliptica.baselines.erm import ERM, Batch, between, check_classes
 from elliptica.core.inputs import LossFn, call_model, named_inputs, rebuild_inputs
 from elliptica.core.noise import Green
 from elliptica.core.partners import sample_partners
@@ -92,8 +93,8 @@ def matched_smoothing(
         >>> round(matched_smoothing(100, 0.05, simplex="euclidean"), 2)
         0.03
     """
-    one_of("quadrature", quadrature, ("uniform", "mean"))
-    std = between("sigma_y", sigma_y) * math.sqrt(positive("horizon", horizon))
+    checks.choice("quadrature", quadrature, ("uniform", "mean"))
+    std = between("sigma_y", sigma_y) * math.sqrt(horizon)
     sequence = torch.quasirandom.SobolEngine(num_classes + 1, scramble=True, seed=0)
     spilt = torch.zeros((), dtype=torch.float64)
     step = max(1, _CHUNK_NUMBERS // num_classes)
@@ -142,9 +143,9 @@ class InputNoise(ERM):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        one_of("law", law, ("gaussian", "bridge"))
+        checks.choice("law", law, ("gaussian", "bridge"))
         if isinstance(sigma, str):
-            one_of("sigma", sigma, ("green",))
+            checks.choice("sigma", sigma, ("green",))
             sigma = Green()
         if isinstance(sigma, Tensor):
             between("sigma", float(sigma.min()))

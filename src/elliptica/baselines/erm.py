@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -150,19 +149,6 @@ def between(name: str, value: float | int, low: float | int = 0.0, high: float |
     if not low <= value <= high or math.isinf(value):
         raise ValueError(f"{name} must be finite and from {low:g} to {high:g}, but got {value}.")
     return float(value)
-
-
-def positive(name: str, value: float | int) -> float:
-    """Return a setting as a float; raise unless it is finite and above zero."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be finite and above 0, but got {value}.")
-    return float(value)
-
-
-def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise unless a setting is one of the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.")
 
 
 def check_rows(name: str, value: Tensor, rows: int) -> None:

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_permutation, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, one_of
+from elliptica.baselines.erm import ERM, Batch, between
 from elliptica.baselines.mixup import draw_share
 from elliptica.core.inputs import Inputs, LossFn, call_model, named_inputs, rebuild_inputs
 from elliptica.core.partners import draw_from
@@ -286,7 +287,7 @@ class LISA(GroupObjective):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        one_of("mix", mix, ("input", "cutmix"))
+        checks.choice("mix", mix, ("input", "cutmix"))
         self.selection = between("selection", selection, 0, 1)
         self.alpha = between("alpha", alpha)
         self.mix = mix

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_normal, draw_permutation, draw_uniform
@@ -134,27 +133,6 @@ class Mixup(ERM):
 
         with replaced_output(self.model, self.at, mixed_layer):
             return call_model(self.model, x)
-
-
-def mixup_batch(
-    x: Float[Tensor, " batch *feature"],
-    y: Float[Tensor, "batch classes"],
-    *,
-    alpha: float = 1.0,
-    share: float | None = None,
-    generator: torch.Generator | None = None,
-) -> tuple[Float[Tensor, " batch *feature"], Float[Tensor, "batch classes"]]:
-    """Mix each row with a random other one, at the same share for the whole batch (mixup).
-
-    Rows become ``share * row + (1 - share) * partner``, inputs and targets alike, with the draws of `Mixup`.
-    Every row is a partner once, so the batch mean does not change.
-
-    ``share``, from 0 (partners) to 1 (rows unchanged), replaces the draw from Beta(alpha, alpha).
-    """
-    between("alpha", alpha)
-    share = draw_share(alpha, generator) if share is None else between("share", share, 0, 1)
-    partners = draw_permutation(len(x), device=x.device, generator=generator)
-    return mix(x, x[partners], share), mix(y, y[partners], share)
 
 
 class ManifoldMixup(Mixup):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from elliptica import baselines
 from elliptica._utils import checks
 from elliptica.baselines import TargetKernel
-from elliptica.baselines.names import BASELINES
 from elliptica.core.bridge import Paths
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.losses import Slope
@@ -319,9 +318,28 @@ def smote(settings: Settings, context: Context) -> Prepared:
     return Prepared(ModuleObjective(module), data=dataclasses.replace(context.data, train=Split(x, y)))
 
 
-#: Methods by name; those that are nothing but a module have theirs in `elliptica.baselines.names`.
+#: Methods that need nothing but a model, a loss and settings.
+MODULES: dict[str, type[baselines.ERM]] = {
+    "erm": baselines.ERM,
+    "mixup": baselines.Mixup,
+    "mixupe": baselines.MixupE,
+    "manifold-mixup": baselines.ManifoldMixup,
+    "nfm": baselines.NFM,
+    "regmixup": baselines.RegMixup,
+    "focal": baselines.Focal,
+    "tilted": baselines.Tilted,
+    "dro": baselines.DRO,
+    "doro": baselines.DORO,
+    "irm": baselines.IRM,
+    "ib-irm": baselines.IBIRM,
+    "v-rex": baselines.VREx,
+    "coral": baselines.CORAL,
+    "domainmix": baselines.DomainMix,
+    "lisa": baselines.LISA,
+}
+#: Methods by name.
 METHODS: dict[str, Factory] = {
-    **{name: from_module(module) for name, module in BASELINES.items()},
+    **{name: from_module(module) for name, module in MODULES.items()},
     "c-mixup": c_mixup,
     "ada": ada,
     "foma": foma,
