@@ -20,7 +20,7 @@ from elliptica.core.inputs import (
     named_inputs,
 )
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.targets import encode_targets, infer_target_space
+from elliptica.core.targets import Targets, infer_target_space
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class ERM(nn.Module):
             if num_classes is None and output.ndim > 1:
                 num_classes = output.shape[1]
         space = infer_target_space(self._user_loss[0], y)
-        return encode_targets(y, space, num_classes=num_classes, dtype=dtype)
+        return Targets(space, num_classes).encode(y, dtype)
 
     def _mean(self, losses: Tensor, target: Tensor, weight: Tensor | None, *, soft: bool = False) -> Tensor:
         """Average over the batch; class weights act as in torch (for soft targets, by rows)."""

@@ -139,13 +139,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def is_wrapped(model: nn.Module) -> bool:
-    """Return whether DDP or FSDP2 already synchronises the model's gradients."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before it is imported
-    wrappers = (nn.parallel.DistributedDataParallel, *([] if fsdp is None else [fsdp.FSDPModule]))
-    return any(isinstance(module, wrappers) for module in model.modules())
-
-
 def check_unwrapped(model: nn.Module, second_order: bool) -> None:
     """Raise if a wrapped *model* (instead of a wrapped objective) would give silently wrong gradients.
 
@@ -154,7 +147,9 @@ def check_unwrapped(model: nn.Module, second_order: bool) -> None:
     """
     ddp = nn.parallel.DistributedDataParallel
     is_static = any(isinstance(module, ddp) and module.static_graph for module in model.modules())
-    if is_static or (second_order and is_wrapped(model)):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before it is imported
+    wrappers = (ddp, *([] if fsdp is None else [fsdp.FSDPModule]))
+    if is_static or (second_order and any(isinstance(module, wrappers) for module in model.modules())):
         raise ValueError(
             "The wrapper of the model does not synchronise the gradients of this weighting. Wrap the "
             "objective instead: DistributedDataParallel(Elliptic(model, loss_fn, ...))."

@@ -17,7 +17,7 @@ from elliptica._utils import random
 from elliptica._utils.compiler import run_uncompiled
 from elliptica.core.inputs import LossFn, warn_user
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space, project_to_simplex
+from elliptica.core.targets import Targets, TargetSpace, infer_target_space, project_to_simplex
 from elliptica.landscape.data_domain import DataDomain, Outer
 from elliptica.landscape.domains import OUTER, Ball, Box, Domain
 from elliptica.landscape.estimate import FEW_HITS, FEW_UNFINISHED, UNFINISHED
@@ -257,7 +257,7 @@ class HittingTimes(nn.Module):
         return x, project_to_simplex(plane, "euclidean").movedim(-1, 1)
 
     def _encode(self, x: Tensor, y: Tensor) -> Tensor:
-        return encode_targets(y, self.target_space, num_classes=self.num_classes, dtype=x.dtype)
+        return Targets(self.target_space, self.num_classes).encode(y, x.dtype)
 
     def _starts(
         self,
