@@ -192,20 +192,6 @@ def test_moving_the_objective_does_not_move_the_users_loss():
     assert own.weight.dtype == torch.float32
 
 
-class Focal(nn.CrossEntropyLoss):
-    """A loss that is no mean over rows of itself."""
-
-    def forward(self, output, target):
-        loss = super().forward(output, target)
-        return (1 - (-loss).exp()) ** 2 * loss
-
-
-def test_a_subclass_of_a_known_loss_is_averaged_over_rows(logits, soft):
-    expected = Focal(reduction="none")(logits, soft).mean()
-    assert torch.allclose(PerSampleLoss(Focal())(logits, soft).mean(), expected, rtol=1e-12)
-    assert not torch.allclose(Focal()(logits, soft), expected, rtol=1e-3)
-
-
 def test_a_compiled_loss_stays_as_it_is(logits, soft):
     compiled = torch.compile(nn.MSELoss(), backend="eager")
     loss = PerSampleLoss(compiled)

@@ -7,7 +7,6 @@ import torch.distributed
 import two_processes
 from processes import once
 from two_processes import (
-    PAIRINGS,
     SECOND_ORDER,
     WEIGHTINGS,
     batch,
@@ -61,22 +60,6 @@ def test_wrapped_objectives(weighting, found):
     expected = one_process(weighting)
     for key in (("ddp", weighting, False), ("ddp", weighting, True), ("fsdp", weighting)):
         assert_equal_gradients(found, key, expected)
-
-
-@pytest.mark.parametrize("number", range(len(PAIRINGS)))
-def test_pairings(number, found):
-    """Partners and times are drawn within each process; the gradient is the mean of both."""
-    each = [
-        gradients(
-            objective_for(None, pairing=PAIRINGS[number], sampling="marginal"),
-            *batch(rank),
-            generator=two_processes.noise(rank),
-        )
-        for rank in (0, 1)
-    ]
-    expected = [(a + b) / 2 for a, b in zip(*each, strict=True)]
-    for kind in ("ddp", "fsdp"):
-        assert_equal_gradients(found, ("pairing", kind, number), expected)
 
 
 @pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS if w not in SECOND_ORDER])
