@@ -26,6 +26,7 @@ from elliptica.baselines import regression
 from elliptica.baselines.groups import find_groups
 from elliptica.core.bridge import time_weights
 from elliptica.core.partners import kernel_weights, target_distances
+from reference import with_points
 
 FILE = Path(__file__).with_name("golden.json")
 WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "multiplicative", "girsanov")
@@ -66,7 +67,7 @@ def probabilities(name, x, y):
 def at_given_points(objective, x, y, s, points, targets):
     """The objective at points ``(batch, bridge, time, feature)`` that no generator drew."""
     paths = objective.sample(x, y, partners=PARTNERS, generator=stream(0))
-    return objective.loss_on(paths.replace(x=points, y=targets, free_y=targets, s=s))
+    return objective.loss_on(with_points(paths, x=points, y=targets, free_y=targets, s=s))
 
 
 # ---- inputs: closed forms, so that no generator of any version is involved

@@ -192,7 +192,7 @@ def test_two_bridged_inputs_are_one_wide_input(weighting, generator):
     two = Elliptic(model, nn.MSELoss(), **settings, bridged=(0, 1))
     paths = one.sample(x, y, generator=generator)
     halves = (paths.x[..., :2], paths.x[..., 2:])
-    split = paths.replace(x=halves, deviation={0: 0.4, 1: 0.4})
+    split = reference.with_points(paths, x=halves, deviation={0: 0.4, 1: 0.4})
     reference.assert_same(two.loss_on(split), one.loss_on(paths), model.body)
     drawn = two.sample((x[:, :2], x[:, 2:]), y, generator=generator)
     assert [v.shape for v in drawn.x] == [v.shape for v in halves]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import reference
 from elliptica import Elliptic
 from elliptica.core.formulations import DynkinSum
 from elliptica.core.losses import PerSampleLoss
@@ -108,7 +109,7 @@ def test_single_points_are_unbiased(kind, quadrature, weighted, generator, class
 
         names = ["x", "y", "s", "free_y"] + ["weight"] * weighted
         points = {name: at(getattr(paths, name)) for name in names}
-        points = paths.replace(**points, time_weights=None)
+        points = reference.with_points(paths, **points, time_weights=None)
         total += np.prod([chance[t] for t in times]) * single.loss_on(points).item()
     assert total == pytest.approx(path.loss_on(paths).item(), rel=1e-12)
 
@@ -123,7 +124,7 @@ def test_means_over_processes_of_different_sizes(kind, generator, class_weight):
 
     def part(rows):
         names = ["x", "y", "s", "free_y"] + ["labels"] * (paths.labels is not None)
-        return paths.replace(**{name: getattr(paths, name)[rows] for name in names})
+        return reference.with_points(paths, **{name: getattr(paths, name)[rows] for name in names})
 
     def collect(own):
         sent.append(own)

@@ -50,13 +50,6 @@ def test_times_are_rows_and_not_those_of_other_paths(sampling):
         assert sample_paths(x, y, **how).times[-1] == 1
 
 
-def test_replaced_targets_are_those_before_projection():
-    how = {"target_space": "simplex", "num_classes": 3, "sampling": "path", "n_bridges": 2}
-    paths = sample_paths(torch.randn(6, 3), torch.randint(3, (6,)), **how)
-    flipped = paths.replace(y=paths.y.flip(0))
-    assert torch.equal(flipped.free_y, flipped.y)
-
-
 def test_points_that_do_not_count_do_not_drown_the_others():
     """An outlier at the last time, which the left sum skips, once made every weight zero."""
     x, y = torch.zeros(4, 1), torch.zeros(4, 1)

@@ -6,6 +6,7 @@ import torch.distributed
 
 import two_processes
 from processes import once
+from reference import with_points
 from two_processes import (
     SECOND_ORDER,
     WEIGHTINGS,
@@ -44,7 +45,7 @@ def one_process(weighting):
         each = [gradients(objective_for(weighting), *batch(r), paths=paths[r]) for r in (0, 1)]
         return [(a + b) / 2 for a, b in zip(*each, strict=True)]
     shown = ["x", "y", "s", "free_y"] + ["labels"] * (paths[0].labels is not None)
-    joined = paths[0].replace(**{name: torch.cat([getattr(p, name) for p in paths]) for name in shown})
+    joined = with_points(paths[0], **{name: torch.cat([getattr(p, name) for p in paths]) for name in shown})
     x, y = (torch.cat(pair) for pair in zip(batch(0), batch(1), strict=True))
     return gradients(objective_for(weighting), x, y, paths=joined)
 
