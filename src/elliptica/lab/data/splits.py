@@ -15,7 +15,6 @@ from elliptica._utils.random import draw_permutation
 
 Task = Literal["regression", "classification"]
 Statistics = Literal["train", "all"]
-Scaling = Literal["train", "none"]
 
 
 @dataclass(frozen=True, eq=False)
