@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from elliptica._utils.statistics import Result
 from elliptica.core.inputs import EllipticWarning
 
 #: Label of walks that ran out of steps.
@@ -136,7 +137,7 @@ def _effective(size: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LandscapeEstimate:
+class LandscapeEstimate(Result):
     """The landscape ``u`` at a set of queries, with standard errors and diagnostics.
 
     Attributes:
@@ -175,27 +176,8 @@ class LandscapeEstimate:
         reach = z * self.stderr + self.bias
         return self.value - reach, self.value + reach
 
-    def columns(self) -> dict[str, tuple[Tensor, str]]:
-        """Return the printed columns: name, values and format of each."""
-        numbers = {"u": self.value, "s.e.": self.stderr, "bias": self.bias}
-        shares = {"on data": self.hit_share, "outside": self.outer_share, "unfinished": self.unfinished_share}
-        formats = ((numbers, ".4g"), (shares, ".1%"))
-        return {name: (values, form) for part, form in formats for name, values in part.items()}
-
     def __len__(self) -> int:
         return len(self.value)
-
-    def __str__(self) -> str:
-        """Format a table of the first ten queries, then the notes."""
-        columns = self.columns()
-        lines = [f"landscape at {len(self)} queries by {self.solver}, {self.n_walks} walks each"]
-        lines.append("".join(name.rjust(14) for name in columns))
-        for i in range(min(len(self), 10)):
-            cells = (f"{float(values[i]):{form}}" for values, form in columns.values())
-            lines.append("".join(cell.rjust(14) for cell in cells))
-        if len(self) > 10:
-            lines.append(f"  ... and {len(self) - 10} more")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def cautions(result: Averages, has_balls: bool, weighted: bool, n_walks: int) -> tuple[str, ...]:
