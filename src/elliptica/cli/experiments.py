@@ -137,16 +137,13 @@ def table(
     part: Annotated[Part, one_of(Part, help=_PART)] = "test",
     epoch: Annotated[Epoch, one_of(Epoch, help=_EPOCH)] = "chosen",
     form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
-    all_draws: Annotated[
-        bool, typer.Option("--all-draws", help="Show runs with earlier random draws, too, marked.")
-    ] = False,
     out: Records = Path("runs"),
 ) -> None:
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     load_own(plugin)
     choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned, select)
-    typer.echo(make_text(choice, choice.runs(out), out, form, part=part, epoch=epoch, all_draws=all_draws))
+    typer.echo(make_text(choice, choice.runs(out), out, form, part=part, epoch=epoch))
 
 
 def make_text(choice: Choice, wanted: list[Run], out: Path, form: Form = "markdown", **shown: Any) -> str:
