@@ -117,12 +117,6 @@ def test_a_planted_edge_is_found(code):
     assert len(found) == 1, found
 
 
-#: Where else than in `cli` and `__init__` a module of ours is imported late, and why.
-LATE = {
-    "_utils/compiler.py": "importing the compiler takes as long as importing all of torch",
-}
-
-
 def name_of(path):
     return path.relative_to(SOURCE).as_posix()
 
@@ -139,8 +133,7 @@ def test_our_modules_are_imported_at_the_top(path):
     """A late import hides a dependency; only the command line and public names may wait for their use."""
     if unit(path) in ("cli", "__init__") or path.name == "__init__.py":
         return
-    found = late_imports(tree_of(path), package_of(path))
-    assert bool(found) == (name_of(path) in LATE), f"imported inside a function: {found}"
+    assert not late_imports(tree_of(path), package_of(path))
 
 
 def private_names(tree, own, package):
