@@ -329,7 +329,7 @@ BAD_SETTINGS = {  # the first of the settings is the wrong one
     b.DORO: [{"epsilon": 1.0}, {"epsilon": -0.1}],
     b.Tilted: [{"t": INF}, {"t": NAN}],
     b.Focal: [{"gamma": -1.0}],
-    b.GroupDRO: [{"step_size": -0.1, "n_groups": 2}, {"group_sizes": None, "adjustment": 1.0, "n_groups": 2}]
+    b.GroupDRO: [{"step_size": -0.1, "n_groups": 2}]
     + [{"group_sizes": sizes, "n_groups": 2} for sizes in ([1, 2, 3], [0, 0])],
     b.IRM: [{"penalty": -1.0}],
     b.IBIRM: [{"ib_penalty": -1.0, "at": "1"}],

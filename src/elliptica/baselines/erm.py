@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -95,16 +94,6 @@ class ERM(nn.Module):
         self._check(x, y, sample_weight, clean=True)
         return self._mean(*self._losses_at(x, y), sample_weight, soft=y.is_floating_point())
 
-    def extra_repr(self) -> str:
-        """Show the settings that are not None."""
-        names = list(inspect.signature(type(self)).parameters)[2:]  # after model and loss_fn
-        values = {name: getattr(self, name, None) for name in names if name != "num_classes"}
-        return ", ".join(
-            f"{name}={f'{value.numel()} values' if isinstance(value, Tensor) else repr(value)}"
-            for name, value in values.items()
-            if value is not None
-        )
-
     def _training_loss(self, batch: Batch) -> Tensor:
         """Return the training loss of a checked batch."""
         return self._mean(*self._losses_at(batch.x, batch.y), batch.weight, soft=batch.y.is_floating_point())
@@ -149,12 +138,6 @@ def between(name: str, value: float | int, low: float | int = 0.0, high: float |
     if not low <= value <= high or math.isinf(value):
         raise ValueError(f"{name} must be finite and from {low:g} to {high:g}, but got {value}.")
     return float(value)
-
-
-def check_rows(name: str, value: Tensor, rows: int) -> None:
-    """Raise unless the first axis of a layer's output, or of the model's, is the batch."""
-    if value.shape[:1] != (rows,):
-        raise ValueError(f"{name} must have {rows} rows first, but has shape {tuple(value.shape)}.")
 
 
 def check_real(y: Tensor) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_normal, draw_permutation, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, check_classes, check_rows
+from elliptica.baselines.erm import ERM, Batch, between, check_classes
 from elliptica.core.inputs import Inputs, LossFn, call_model, check_weight, named_inputs, rebuild_inputs
 from elliptica.core.layers import replaced_output
 
@@ -127,7 +128,7 @@ class Mixup(ERM):
             rows *= 2
 
         def mixed_layer(hidden: Tensor) -> Tensor:
-            check_rows(f"The output of the layer at={self.at!r}", hidden, rows)
+            checks.same_rows(f"The output of the layer at={self.at!r}", hidden, rows)
             near, far = hidden.chunk(2) if pairs.index is None else (hidden, hidden[pairs.index])
             return self._points(near, far, share, generator)
 
@@ -257,7 +258,7 @@ class RegMixup(Mixup):
         share, pairs = self._draw(batch)
         both = {name: torch.cat([pair[0], mix(*pair, share)]) for name, pair in pairs.x.items()}
         output: Tensor = call_model(self.model, rebuild_inputs(batch.x, both))
-        check_rows("The output of the model", output, 2 * len(batch.y))
+        checks.same_rows("The output of the model", output, 2 * len(batch.y))
         clean, mixed = output.chunk(2)
         target = self._encode(batch.y, clean)
         plain = self._mean(self.loss(clean, target), target, batch.weight)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, check_real, check_rows
+from elliptica.baselines.erm import ERM, Batch, between, check_real
 from elliptica.baselines.groups import GroupBatch, GroupObjective, Groups
 from elliptica.baselines.mixup import Mixup, draw_share, mix
 from elliptica.core.inputs import Inputs, LossFn, call_model, count_rows, named_inputs, rebuild_inputs
@@ -120,7 +120,7 @@ def output_with(
     rows = count_rows(inputs)
 
     def changed_layer(hidden: Tensor) -> Tensor:
-        check_rows("The output of a layer that is changed", hidden, rows)
+        checks.same_rows("The output of a layer that is changed", hidden, rows)
         return change([hidden])[0]
 
     if None in layers:
