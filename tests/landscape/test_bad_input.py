@@ -29,7 +29,7 @@ from elliptica.landscape.domains import Polytope
 from elliptica.landscape.exits import sample_ball_exit
 from elliptica.landscape.hitting_times import draw_uniform_points
 from elliptica.landscape.loss import join
-from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import walk_on_spheres
 
 pytestmark = [
     pytest.mark.bad_input,

@@ -10,7 +10,7 @@ from elliptica import EllipticWarning, estimate_landscape
 from elliptica.landscape import Ball, DataDomain, Operator
 from elliptica.landscape.domains import OUTER
 from elliptica.landscape.estimate import BoundaryRange, Walks, average
-from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import walk_on_spheres
 
 F64 = torch.float64
 RADIUS, DIFFUSION = 1.7, 1.3

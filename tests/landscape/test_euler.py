@@ -9,7 +9,7 @@ from scipy.integrate import solve_bvp
 
 from elliptica.landscape import Ball, Box, DataDomain, Operator
 from elliptica.landscape.estimate import average
-from elliptica.landscape.euler import SHIFT, euler_maruyama
+from elliptica.landscape.walks import SHIFT, euler_maruyama
 
 INTERVAL = Box(torch.tensor([-1.0]).double(), torch.tensor([1.0]).double())
 

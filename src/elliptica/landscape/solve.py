@@ -25,10 +25,9 @@ from elliptica.landscape.estimate import (
     average,
     cautions,
 )
-from elliptica.landscape.euler import euler_maruyama
 from elliptica.landscape.exits import ball_exit_time, sample_ball_exit
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.spheres import DriftMode, walk_on_spheres
+from elliptica.landscape.walks import DriftMode, euler_maruyama, walk_on_spheres
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
