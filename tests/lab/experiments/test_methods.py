@@ -9,8 +9,7 @@ from torch import nn
 from elliptica import InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
-from elliptica.lab.experiments.context import ModuleObjective, environment
-from elliptica.lab.experiments.methods import elliptic_settings
+from elliptica.lab.experiments.methods import ModuleObjective, elliptic_settings, environment
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
 from experiment_cases import (

@@ -21,8 +21,7 @@ from elliptica.lab import data as lab_data
 from elliptica.lab.data.images import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets, shuffle_labels
 from elliptica.lab.data.toy import two_moons
-from elliptica.lab.experiments.context import from_module
-from elliptica.lab.experiments.methods import METHODS
+from elliptica.lab.experiments.methods import METHODS, from_module
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
