@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from elliptica.core.inputs import Inputs, call_model, copy_inputs
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def run_uncompiled(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Call a function as ordinary Python from inside a compiled one."""
+    # not as a decorator: that would import the compiler, which takes as long as importing torch
+    return torch.compiler.disable(function)(*args, **kwargs)
 
 
 @contextlib.contextmanager

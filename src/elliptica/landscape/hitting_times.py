@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import random
-from elliptica._utils.compiler import run_uncompiled
 from elliptica.core.inputs import LossFn, check_weight, warn_user
+from elliptica.core.layers import run_uncompiled
 from elliptica.core.losses import PerSampleLoss, weighted_mean
 from elliptica.core.targets import Targets, TargetSpace, infer_target_space, project_to_simplex
 from elliptica.landscape.data_domain import DataDomain, Outer
