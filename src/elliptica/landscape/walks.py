@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from elliptica._utils import random
-from elliptica.landscape.domains import Domain, reflect, reflects, step_radius, where
+from elliptica.landscape.domains import Domain, reflect, step_radius, where
 from elliptica.landscape.estimate import UNFINISHED, Walks
 from elliptica.landscape.exits import log_phi, sample_drifted_direction, screened_green_ratio
 from elliptica.landscape.operator import Operator
@@ -62,7 +62,7 @@ def walk_on_spheres(
         max_radius: Largest radius of a sphere, in units of the points; small if the drift is a function.
         generator: Source of randomness; None is torch's global one.
     """
-    _check(domain, start, operator, shell, drift)
+    _check(domain, start, shell, drift)
     scale = operator.scale(start)
     even = bool((scale == scale[0]).all())
     step = _Step(domain, operator, scale[:1] if even else scale, drift, max_radius, generator)
@@ -198,15 +198,12 @@ def _gather(domain: Domain, parts: list[_Live]) -> Walks:
     return Walks(end, label, live.log_weight, live.integral, live.time, live.steps)
 
 
-def _check(domain: Domain, start: Tensor, operator: Operator, shell: float, drift: str) -> None:
+def _check(domain: Domain, start: Tensor, shell: float, drift: str) -> None:
     """Raise where walks would silently answer another question."""
-    operator.check_dim(start.shape[1])
     if drift not in ("weight", "sample"):
         raise ValueError(f'drift must be "weight" or "sample", but got {drift!r}.')
     if not bool((getattr(domain, "outer", domain).distance(start) >= -shell).all()):
         raise ValueError("start must lie in the domain. Enlarge it, or drop the rows outside (see `inside`).")
-    if operator.drift is not None and reflects(domain):
-        raise ValueError("A drift would reverse behind a reflecting wall. Use solver='euler'.")
 
 
 #: ``-zeta(1/2) / sqrt(2 pi)``: mean overshoot of a discrete walk, in standard deviations of a step.
@@ -230,7 +227,6 @@ def euler_maruyama(
     moved inwards by the mean overshoot along its normal, which removes that term. Walks that need
     more than ``max_steps`` are unfinished. The weight is ``exp(-int r)``.
     """
-    operator.check_dim(start.shape[1])
     root, margin = math.sqrt(dt), SHIFT * math.sqrt(dt) * shift
     scale = operator.scale(start) if operator.is_axial else None
     end = start.clone()
