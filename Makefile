@@ -33,7 +33,7 @@ help:            ## this list
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMPS)-demo: SET := -e . matplotlib plotly safetensors
+$(STAMPS)-demo: SET := -e . matplotlib safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
 $(STAMPS)-lab: SET := -e ".[lab,tables]" statsmodels vega_datasets nbclient ipykernel \

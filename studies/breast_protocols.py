@@ -27,7 +27,6 @@ from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.metrics import Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record, read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification
-from elliptica.lab.experiments.table import DAGGER
 
 RECORDS, PAGE = ROOT / "results" / "tables", ROOT / "results" / "breast_protocols" / "README.md"
 Found = dict[tuple[str, str], list[Record]]
@@ -92,7 +91,7 @@ def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
 def matrix(found: Found) -> str:
     """All protocols: average / worst class of each method, bold where both are near the paper's."""
     old = {row for (_, row), records in found.items() if any(r.draws != DRAWS for r in records)}
-    names = [row + f" {DAGGER}" * (row in old) for row in METHODS]
+    names = [row + " †" * (row in old) for row in METHODS]
     printed = [paper("table6", row) for row in METHODS]
     texts = [" / ".join(_text(values[c]) for c in ("average", "worst") if values) for values in printed]
     rows = [["", "", "paper", *texts, ""]]

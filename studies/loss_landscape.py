@@ -29,7 +29,7 @@ from elliptica.lab.models import mlp
 from elliptica.landscape import Box, DataDomain, LossField, Operator, bridge_probes, subharmonicity_report
 from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
-from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import walk_on_spheres
 from green_bridge import Screened
 
 N_SEEDS, N_WALKS = 10, 300

@@ -327,7 +327,7 @@ def half_shuffled(name: str, seed: int) -> Iterator[Record]:
     """Train on half-shuffled labels; validation labels are half-shuffled, too, and test labels right."""
     right, generator = load(name, seed, all_classes=True), torch.Generator().manual_seed(seed)
     parts = (right.train, right.validation)
-    noisy = (replace(part, y=shuffle_labels(part.y, generator=generator).y) for part in parts)
+    noisy = (replace(part, y=shuffle_labels(part.y, generator=generator)) for part in parts)
     problem = Problem(*noisy, right.test, {})
     for method, candidates in UNDER_SHUFFLING.items():
         for strength, make in candidates.items():

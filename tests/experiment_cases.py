@@ -3,8 +3,7 @@
 import torch
 
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments.context import Context
-from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
+from elliptica.lab.experiments.methods import METHODS, Context, make_loss, prepare
 from elliptica.lab.experiments.registry import make_model
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training import TrainingSettings, fit

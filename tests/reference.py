@@ -5,6 +5,7 @@ here calls the library; it reads only the points of `Paths` (``x``, ``y``, ``fre
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -27,6 +28,22 @@ def points_of(paths):
     """Indices ``(row, bridge, time)`` of all points."""
     n, n_bridges, n_times = paths.s.shape
     return [(i, j, t) for i in range(n) for j in range(n_bridges) for t in range(n_times)]
+
+
+def with_points(paths, **parts):
+    """Paths with other points, given as they are shown (``x``, ``y``, ``s``, ...), or other attributes."""
+    shown = {"y": "targets", "s": "times", "free_y": "free_targets", "weight": "weights"}
+
+    def rows(values):
+        return values.transpose(0, 2).flatten(0, 2)
+
+    if "x" in parts:
+        x = parts.pop("x")
+        named = dict(enumerate(x)) if isinstance(x, tuple) else {"x": x}
+        parts |= {"template": x, "points": {name: rows(value) for name, value in named.items()}}
+    if "s" in parts:
+        parts |= {"n_bridges": parts["s"].shape[1], "n_times": parts["s"].shape[2]}
+    return replace(paths, **{shown.get(k, k): rows(v) if k in shown else v for k, v in parts.items()})
 
 
 def evaluate(model, row_loss, paths):

@@ -16,6 +16,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 #: Extras of a package; a package that is not here needs the core dependencies alone.
 EXTRAS_OF = {
+    "_utils": {"lab"},
     "cli": {"tables"},
     "report": {"lab", "tables"},
     "landscape": {"lab"},

@@ -22,8 +22,11 @@ from typer.testing import CliRunner
 
 import elliptica
 from elliptica import Elliptic, baselines, landscape
+from elliptica.baselines import regression
+from elliptica.baselines.groups import find_groups
 from elliptica.core.bridge import time_weights
 from elliptica.core.partners import kernel_weights, target_distances
+from reference import with_points
 
 FILE = Path(__file__).with_name("golden.json")
 WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "multiplicative", "girsanov")
@@ -64,7 +67,7 @@ def probabilities(name, x, y):
 def at_given_points(objective, x, y, s, points, targets):
     """The objective at points ``(batch, bridge, time, feature)`` that no generator drew."""
     paths = objective.sample(x, y, partners=PARTNERS, generator=stream(0))
-    return objective.loss_on(paths.replace(x=points, y=targets, free_y=targets, s=s))
+    return objective.loss_on(with_points(paths, x=points, y=targets, free_y=targets, s=s))
 
 
 # ---- inputs: closed forms, so that no generator of any version is involved
@@ -187,8 +190,8 @@ def objectives_without_draws():
     losses = waves(ROWS).abs()
     found["cvar weights"] = baselines.cvar_weights(losses, 0.3).tolist()
     found["chi2 weights"] = baselines.chi2_weights(losses, 0.3).tolist()
-    found["anchor"] = baselines.anchor_rows(X, GROUPS, 1.5)[0].tolist()
-    found["foma"] = baselines.foma_batch(X, REAL, share=0.5, rho=0.7)[0][0].tolist()
+    found["anchor"] = regression.move_rows(X, find_groups(GROUPS, ROWS), 1.5)[0].tolist()
+    found["foma"] = regression.scale_directions([X, REAL], 0.5, 0.7, "small")[0][0].tolist()
     found["balanced"] = baselines.group_balanced_weights(LABELS).tolist()
     return found
 

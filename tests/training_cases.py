@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elliptica import Covariance, Elliptic
 from elliptica.distributed import current_ranks, over_global_batch, shard
+from reference import with_points
 from two_processes import WEIGHTINGS, network, noise, objective_for, trained
 
 ROWS = 8
@@ -25,7 +26,7 @@ def global_paths(objective, **options):
 
 def cut(paths, part):
     rows = ("x", "y", "s", "free_y", "labels")
-    return paths.replace(**{name: getattr(paths, name)[part] for name in rows})
+    return with_points(paths, **{name: getattr(paths, name)[part] for name in rows})
 
 
 def joined(weighting, kind, **settings):

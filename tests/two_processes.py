@@ -5,17 +5,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from elliptica import Elliptic, LabelKernel, Permutation, elliptic_loss
+from elliptica import Elliptic, elliptic_loss
 
 WEIGHTINGS = (None, "gradient_norm", "gradient_softmax", "girsanov", "multiplicative")
 SECOND_ORDER = ("gradient_norm", "girsanov")
-PAIRINGS = (
-    "permutation",
-    "inverse_distance",
-    "nearest",
-    Permutation(among="same_class"),
-    LabelKernel(bandwidth=1.0),
-)
 ROWS = 5  # per process
 
 
@@ -83,11 +76,6 @@ def wrapped_objectives(rank):
             module = ddp(objective_for(weighting), static_graph=static)
             found["ddp", weighting, static] = trained(module, x, y, paths=paths)
         found["fsdp", weighting] = trained(fully_shard(objective_for(weighting)), x, y, paths=paths)
-    for i, pairing in enumerate(PAIRINGS):  # drawn within each process, one point per bridge
-        for kind, wrap in (("ddp", ddp), ("fsdp", fully_shard)):
-            module = wrap(objective_for(None, pairing=pairing, sampling="marginal"))
-            module(x, y, generator=noise(rank)).backward()
-            found["pairing", kind, i] = [full(p.grad) for p in module.parameters()]
     return found
 
 

@@ -1,9 +1,8 @@
-"""Atomic writes, locks with one holder at a time, and reading files that may come from anybody."""
+"""Atomic writes, and arrays that may come from anybody."""
 
 import errno
 import multiprocessing
 import os
-import zipfile
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from elliptica._utils.files import (
     is_not_written,
     not_written,
     read_arrays,
-    read_json,
     replacing,
     write_atomically,
 )
@@ -81,66 +79,24 @@ def test_an_error_names_the_file(tmp_path, code):
 
 
 @pytest.mark.bad_input
-def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path):
+def test_a_pipe_is_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for read in (read_json, read_arrays):
-        with pytest.raises(ValueError, match="pipe"):
-            read(pipe)
     with pytest.raises(OSError):  # to replace /dev/full would take it from the whole machine
         write_atomically(pipe, "text")
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-@pytest.mark.bad_input
-def test_json(tmp_path):
-    file = tmp_path / "a.json"
-    file.write_text('{"ä": [1]}', encoding="utf-8")
-    assert read_json(file) == {"ä": [1]}
-    for content in (b"[" * 100_000, b'"\xff"', b"{"):
-        file.write_bytes(content)
-        with pytest.raises(ValueError):
-            read_json(file)
-    file.write_text("[1, 2, 3]")
-    with pytest.raises(ValueError):
-        read_json(file, most_bytes=5)
-
-
-def test_arrays(tmp_path):
-    given = {"x": np.arange(6.0).reshape(2, 3), "empty": np.zeros((0, 2)), "word": np.array("ab")}
-    for save in (np.savez, np.savez_compressed):
-        save(tmp_path / "a.npz", **given, order=np.asfortranarray(given["x"]))
-        found = read_arrays(tmp_path / "a.npz")
-        assert all(np.array_equal(found[name], value) for name, value in given.items())
-        assert np.array_equal(found["order"], given["x"])
-
-
-def array_of(shape):
-    """The bytes of an array whose header claims a shape."""
-    header = str({"descr": "<f4", "fortran_order": False, "shape": shape}).ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + b"\0" * 64
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("content", [array_of((10**14, 8)), array_of((10**30,)), array_of((99,)), b"none"])
-def test_arrays_that_lie(content, tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
-        file.writestr("x.npy", content)
-    with pytest.raises(ValueError):
-        read_arrays(tmp_path / "a.npz")
-
-
-@pytest.mark.bad_input
-def test_arrays_that_are_too_large_pickled_or_none(tmp_path):
+def test_arrays_that_are_pickled_or_none(tmp_path):
     file = tmp_path / "a.npz"
-    np.savez_compressed(file, x=np.zeros(10**6))
-    assert file.stat().st_size < 10**5
-    with pytest.raises(ValueError, match="GB"):
-        read_arrays(file, most_bytes=10**6)
+    np.savez(file, x=np.arange(6.0))
+    assert np.array_equal(read_arrays(file)["x"], np.arange(6.0))
+    whole = file.read_bytes()
     np.savez(file, x=np.array([object()]))
     with pytest.raises(ValueError, match="pickle"):
         read_arrays(file)
-    file.write_text("text")
-    with pytest.raises(ValueError):
-        read_arrays(file)
+    for content in (b"text", whole[:-30]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError):
+            read_arrays(file)

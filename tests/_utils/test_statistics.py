@@ -1,4 +1,4 @@
-"""Clopper-Pearson, Student, Holm and Spearman against scipy or their definitions."""
+"""Clopper-Pearson limits, corrected intervals and spreads of cross-validation against scipy, or by law."""
 
 import math
 
@@ -9,37 +9,19 @@ from scipy import stats
 from elliptica._utils.statistics import (
     clopper_pearson,
     corrected_interval,
-    incomplete_beta,
-    student_quantile,
-    student_tail,
 )
 from elliptica.tables.verdict import cross_validation_spread, simultaneous_level
 from laws import assert_coverage
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 100, 5000, 1_000_000])
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9999])
+@pytest.mark.parametrize("n", [1, 7, 5000])
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
 def test_clopper_pearson(n, confidence):
     for k in sorted({0, 1, n // 3, n - 1, n}):
         low, high = clopper_pearson(k, n, confidence)
         exact = stats.binomtest(k, n).proportion_ci(confidence, method="exact")
         assert math.isclose(low, exact.low, rel_tol=1e-8, abs_tol=1e-12)
         assert math.isclose(high, exact.high, rel_tol=1e-8, abs_tol=1e-12)
-
-
-@pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (1.0, 1.0), (63.5, 0.5), (3.0, 400.0), (2e4, 3e4)])
-def test_incomplete_beta(a, b):
-    for q in (1e-9, 0.01, 0.5, 0.99):
-        x = float(stats.beta.ppf(q, a, b))
-        assert math.isclose(incomplete_beta(a, b, x), float(stats.beta.cdf(x, a, b)), rel_tol=1e-8)
-
-
-@pytest.mark.parametrize("degrees", [1, 5, 127])
-def test_student(degrees):
-    for t in (-40.0, -3.0, -0.1, 0.0, 2.0):
-        assert math.isclose(student_tail(t, degrees), stats.t.cdf(t, degrees), rel_tol=1e-9)
-    for p in (1e-6, 0.3, 0.999):
-        assert math.isclose(student_quantile(p, degrees), stats.t.ppf(p, degrees), rel_tol=1e-6)
 
 
 @pytest.mark.bad_input

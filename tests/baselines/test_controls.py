@@ -181,13 +181,10 @@ def test_matched_smoothing_is_what_the_objective_does_to_labels(simplex, quadrat
         laws.assert_mean(smoothing, *settings.values(), smoothing.std())
 
 
-def test_matched_smoothing_in_its_limits(monkeypatch):
+def test_matched_smoothing_in_its_limits():
     for simplex in ("abs", "euclidean"):
         assert matched_smoothing(10, 0.0, simplex=simplex) == 0.0
         values = [matched_smoothing(10, sigma, simplex=simplex) for sigma in (0.01, 0.1, 1.0, 1000.0)]
         assert values == sorted(values)
         assert values[-1] > 0.99  # nothing is left of the label
         assert matched_smoothing(10, 1.0, simplex=simplex, n_times=2, quadrature="mean") == 0.0  # ends only
-    whole = matched_smoothing(7, 0.3)
-    monkeypatch.setattr("elliptica.baselines.controls._CHUNK_NUMBERS", 7 * 1000)
-    assert abs(matched_smoothing(7, 0.3) - whole) < 1e-12

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from baseline_cases import batch, network, same
-from elliptica.baselines import DORO, DRO, Focal, Tilted, chi2_penalty_weights, chi2_weights, cvar_weights
+from elliptica.baselines import DORO, DRO, Focal, Tilted, chi2_weights, cvar_weights
 from elliptica.baselines.dro import tilted_mean
 
 
@@ -85,16 +85,6 @@ def worst_chi2(v, rho):
     return scan(dual, low, high)
 
 
-def worst_penalised(v, penalty):
-    """The dual with the conjugate of ``(r - 1)**2 / 2`` on ``r >= 0``."""
-
-    def dual(eta):
-        s = np.maximum((v - eta[:, None]) / penalty, -1)
-        return eta + penalty * (s + s**2 / 2).mean(1)
-
-    return scan(dual, v.min() - penalty - np.ptp(v), v.max() + penalty)
-
-
 def scan(function, low, high):
     for _ in range(8):  # each pass narrows the interval a hundredfold
         grid = np.linspace(low, high, 401)
@@ -135,18 +125,6 @@ def test_chi2_weights_are_the_worst(losses, rho):
         assert chi2_of(p) == pytest.approx(rho)  # all that is allowed is used
 
 
-@pytest.mark.parametrize("penalty", [1e-3, 0.05, 0.4, 2.0, 1e4])
-@each
-def test_penalised_weights_are_the_best(losses, penalty):
-    v = losses.numpy()
-    p = chi2_penalty_weights(losses, penalty).numpy()
-    assert p.sum() == pytest.approx(1, abs=1e-14)
-    assert p.min() >= 0
-    value = p @ v - penalty * chi2_of(p)
-    assert value == pytest.approx(worst_penalised(v, penalty), rel=1e-7, abs=1e-9)
-    assert outcome(DRO, losses, divergence="chi2", penalty=penalty)[0] == pytest.approx(value, abs=1e-12)
-
-
 def test_limits_with_known_answers(generator):
     v = draws(generator, 10)
     one_hot = F.one_hot(v.argmax(), 10).double()
@@ -159,13 +137,11 @@ def test_limits_with_known_answers(generator):
     for rho in (4.5, 4.6, 1e300):  # at most 1 + 2 rho samples
         same(chi2_weights(v, rho), one_hot)
     assert chi2_weights(v, 4.4).max() < 1
-    same(chi2_penalty_weights(v, 1e-320), one_hot)
-    torch.testing.assert_close(chi2_penalty_weights(v, 1e9), equal, rtol=1e-6, atol=0.0)
     top = v.sort(descending=True).values
     value = outcome(DRO, v, alpha=0.25)[0]  # two and a half samples
     assert value == pytest.approx(((top[0] + top[1] + top[2] / 2) / 2.5).item())
     assert value != pytest.approx(top[:2].mean().item(), rel=1e-3)
-    for function, size in ((cvar_weights, 0.13), (chi2_weights, 0.7), (chi2_penalty_weights, 0.2)):
+    for function, size in ((cvar_weights, 0.13), (chi2_weights, 0.7)):
         torch.testing.assert_close(function(v.half(), size), function(v.half().double(), size).float())
         assert function(torch.tensor([1e38, -1e38, 3e38]), size).isfinite().all()
 
@@ -176,7 +152,6 @@ def test_ties_share_and_order_does_not_matter(generator):
     for weights in (
         lambda v: cvar_weights(v, 0.45),
         lambda v: chi2_weights(v, 0.4),
-        lambda v: chi2_penalty_weights(v, 0.5),
     ):
         p = weights(v)
         same(weights(v[order]), p[order])
@@ -192,7 +167,6 @@ SETTINGS = [
     (DRO, {"divergence": "cvar", "alpha": 0.35}),
     (DRO, {"divergence": "chi2", "rho": 0.5}),
     (DRO, {"divergence": "chi2", "alpha": 0.4}),
-    (DRO, {"divergence": "chi2", "penalty": 0.6}),
     (DORO, {"divergence": "cvar", "alpha": 0.35, "epsilon": 0.15}),
     (DORO, {"divergence": "chi2", "alpha": 0.4, "epsilon": 0.15}),
     (Tilted, {"t": 1.7}),
@@ -241,7 +215,6 @@ def test_chi2_by_alpha_and_defaults(generator):
     assert outcome(DRO, v)[0] == outcome(DRO, v, divergence="cvar", alpha=0.1)[0]
     assert outcome(DRO, v, divergence="chi2")[0] == outcome(DRO, v, divergence="chi2", rho=1.0)[0]
     same(outcome(DRO, v, divergence="chi2", alpha=1e-320)[0], v.max().item())
-    assert "divergence='chi2', rho=1.0" in repr(DRO(network(), as_loss, divergence="chi2"))
 
 
 # DORO

@@ -32,17 +32,6 @@ class TestGroupDRO:
             same((loss, gradient), value_and_gradient(expected, model), rtol=1e-6)
             np.testing.assert_allclose(objective.q.numpy(), q, rtol=1e-6)
 
-    def test_adjustment_favours_small_groups_and_has_no_gradient(self, generator):
-        model, x, y = problem(generator)
-        sizes = [100, 25, 4]
-        objective = GroupDRO(model, CE, 3, step_size=0.5, adjustment=3.0, group_sizes=sizes).double()
-        loss, gradient = value_and_gradient(objective(x, y, EVEN), model)
-        parts = torch.stack([CE(model(x[g == EVEN]), y[g == EVEN]) for g in range(3)])
-        adjusted = parts + 3 / torch.tensor(sizes).double().sqrt()
-        q = torch.softmax(0.5 * adjusted.detach(), 0)
-        same(loss, (q * adjusted).sum().detach(), rtol=1e-6)
-        same(gradient, value_and_gradient((q * parts).sum(), model)[1], rtol=1e-6)
-
     def test_groups_without_training_rows_have_no_weight(self, generator):
         objective = GroupDRO(network(), CE, 4, group_sizes=torch.tensor([5, 0, 9, 1]))
         same(objective.q, torch.tensor([1, 0, 1, 1]) / 3)

@@ -16,12 +16,11 @@ from elliptica.baselines import (
     CMixup,
     TargetKernel,
     anchor_clusters,
-    anchor_rows,
-    foma_batch,
     neighbour_order,
 )
+from elliptica.baselines.groups import find_groups
 from elliptica.baselines.mixup import draw_share
-from elliptica.baselines.regression import draw_gamma_value
+from elliptica.baselines.regression import draw_gamma_value, move_rows, scale_directions
 
 CLUSTER = torch.tensor([0, 2, 2, 0, 5, 5, 5, 2, 0, 0, 7, 2])  # numbers without rows, and a cluster of one
 
@@ -124,7 +123,7 @@ def test_table_in_chunks_is_the_table(monkeypatch, generator):
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0, 4.0])
-def test_anchor_rows_equals_the_regression_on_anchors(gamma, generator):
+def test_moved_rows_equal_the_regression_on_anchors(gamma, generator):
     """The general form of anchor regression, with the projection on the columns of the anchors."""
     x, _ = regression(generator)
     anchors = F.one_hot(CLUSTER).double()
@@ -133,7 +132,7 @@ def test_anchor_rows_equals_the_regression_on_anchors(gamma, generator):
     mean, ones = x.mean(0), torch.ones(12, 1).double()
     change = torch.eye(12).double() + (gamma**0.5 - 1) * projection
     expected = change @ (x - mean) / (1 + (gamma**0.5 - 1) * projection @ ones) + mean
-    same(anchor_rows(x, CLUSTER, gamma), expected)
+    same(move_rows(x, find_groups(CLUSTER, 12), gamma), expected)
 
 
 @pytest.mark.parametrize("at", [None, "1"])
@@ -209,9 +208,9 @@ def reference(z, share, rho, scaled):
 @pytest.mark.parametrize("scaled", ["small", "large"])
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.5])
 @pytest.mark.parametrize("shape", [(12, 3), (4, 9)])
-def test_foma_batch_equals_a_loop(shape, rho, scaled, generator):
+def test_scaled_directions_equal_a_loop(shape, rho, scaled, generator):
     x, y = regression(generator, n=shape[0], n_in=shape[1], n_out=2)
-    found = torch.cat(foma_batch(x, y, share=0.3, rho=rho, scaled=scaled), 1)
+    found = torch.cat(scale_directions([x, y], 0.3, rho, scaled), 1)
     same(found, reference(torch.cat([x, y], 1), 0.3, rho, scaled))
 
 
@@ -249,7 +248,7 @@ def test_foma_takes_directions_for_constants(generator):
     expected = F.mse_loss(model[2](moved[:, :-1]), moved[:, -1:])
     same(value_and_gradient(loss, model), value_and_gradient(expected, model))
     x = torch.eye(4, dtype=torch.float64)[:, :3].requires_grad_()
-    new, _ = foma_batch(x, torch.eye(4, dtype=torch.float64)[:, 3:], share=0.5, rho=0.6)
+    new, _ = scale_directions([x, torch.eye(4, dtype=torch.float64)[:, 3:]], 0.5, 0.6, "small")
     assert torch.autograd.grad(new.sum(), x)[0].isfinite().all()
 
 

@@ -135,7 +135,7 @@ def test_other_missing_packages_are_not_blamed_on_an_extra():
 
 def test_names_may_be_given_with_commas(tmp_path):
     words = "table table3 --dataset no2,airfoil --methods erm,mixup --match evaluations --epochs 3"
-    found = runner.invoke(app, [*words.split(), "--precision", "bfloat16", "--out", str(tmp_path)])
+    found = runner.invoke(app, [*words.split(), "--out", str(tmp_path)])
     assert found.exit_code == 0
     assert "40 of 40 runs are not recorded" in found.output
     assert runner.invoke(app, ["table", "table3", "--methods", "erm,mixap"]).exit_code == 2
@@ -147,18 +147,6 @@ def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
     assert found.exit_code == 0
     assert "no2 (missing)" in found.output
     assert "table10" in found.output
-
-
-def test_a_refused_run_leaves_nothing_and_says_how_to_get_the_data(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    places = ["--out", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]
-    found = runner.invoke(app, ["run", "table3", "--dataset", "airfoil", *places])
-    assert found.exit_code == 2
-    assert "elliptica data list" in found.output
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    places[1] = str(tmp_path / "file" / "runs")
-    assert runner.invoke(app, ["run", "table3", "--dataset", "no2", *places]).exit_code == 2
 
 
 def test_an_error_that_nobody_foresaw_is_one_sentence(monkeypatch):

@@ -132,10 +132,6 @@ VALUE_ERRORS = {
         lambda: real(given={"paths": drawn(), "sample_weight": torch.ones(4)}),
         lambda: path_losses(nn.Linear(3, 1), nn.MSELoss(), drawn(nn.Sequential(nn.Linear(3, 1)), at="0")),
     ],
-    "replace": [
-        lambda: (paths := drawn(**PATHS)).replace(x=paths.x[:2]),
-        lambda: (paths := drawn(**PATHS)).replace(x=paths.x.reshape(4, 1, 10, 3)),
-    ],
     "partners": [
         *(lambda v=v: real(given={"partners": v}) for v in (torch.arange(1, 5), torch.arange(4) - 1, TWO)),
         lambda: real(pairing=lambda *_: TWO[:, :1] + 3),
@@ -260,6 +256,3 @@ def test_good_neighbours_of_bad_input():
     classes(y=F.one_hot(LABELS, 3).float(), num_classes=None)
     classes(loss=nn.CrossEntropyLoss(weight=torch.ones(3)), num_classes=None)
     real(y=torch.rand(4, 1), loss=nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)))
-    paths = sample_paths(X, REAL, target_space="real", sampling="path")
-    paths = paths.replace(weight=torch.ones_like(paths.s))
-    Elliptic(nn.Linear(3, 1), nn.MSELoss()).loss_on(paths)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel
 
 import reference
 from elliptica import (
@@ -25,13 +24,13 @@ from elliptica import (
     LabelKernel,
     Multiplicative,
     Permutation,
-    Weighting,
     elliptic_loss,
     path_losses,
     sample_partners,
     sample_paths,
 )
-from laws import assert_covariance, assert_mean, assert_variance
+from elliptica.lab.experiments.methods import Released
+from laws import assert_mean
 
 pytestmark = pytest.mark.filterwarnings("ignore::elliptica.core.inputs.EllipticWarning")
 
@@ -193,7 +192,7 @@ def test_two_bridged_inputs_are_one_wide_input(weighting, generator):
     two = Elliptic(model, nn.MSELoss(), **settings, bridged=(0, 1))
     paths = one.sample(x, y, generator=generator)
     halves = (paths.x[..., :2], paths.x[..., 2:])
-    split = paths.replace(x=halves, deviation={0: 0.4, 1: 0.4})
+    split = reference.with_points(paths, x=halves, deviation={0: 0.4, 1: 0.4})
     reference.assert_same(two.loss_on(split), one.loss_on(paths), model.body)
     drawn = two.sample((x[:, :2], x[:, 2:]), y, generator=generator)
     assert [v.shape for v in drawn.x] == [v.shape for v in halves]
@@ -345,30 +344,6 @@ def test_linear_model_matches_the_closed_form(sampling, quadrature, end_time, wr
         assert_mean(losses, expected, losses.std(ddof=1))
 
 
-@pytest.mark.statistical
-def test_short_time_ranges_of_the_paper(generator):
-    """[0, 0.01]: points near the starts of unit bridges, or whole bridges of length 0.01."""
-    x, y = normal(2000, 3, generator=generator), normal(2000, 1, generator=generator)
-    partners = torch.arange(2000).roll(1)
-    near = Elliptic(nn.Linear(3, 1), nn.MSELoss(), sampling="path", sigma=2.0, sigma_y=0.0, end_time=0.01)
-    paths = near.sample(x, y, partners=partners, generator=generator)
-    torch.testing.assert_close(paths.s[0, 0], torch.linspace(0, 0.01, 5, dtype=torch.float64))
-    noise = paths.x[:, 0] - torch.lerp(x[:, None], x[partners][:, None], paths.s[:, 0, :, None])
-    s = paths.s[0, 0].tolist()
-    assert_variance(noise[:, 4] / 2, s[4] * (1 - s[4]))
-    law = [s[2] * (1 - s[2]), s[4] * (1 - s[4]), s[2] * (1 - s[4])]
-    assert_covariance(noise[:, 2] / 2, noise[:, 4] / 2, *law)
-    with pytest.raises(AssertionError, match="variance"):
-        assert_variance(noise[:, 2] / 2, s[4] * (1 - s[4]))
-    short = Elliptic.paper(nn.Linear(3, 1), nn.MSELoss(), sigma=2.0, horizon=0.01)
-    assert short.bridges.sampling == "path"
-    assert short.bridges.sigma == short.bridges.sigma_y == pytest.approx(0.2)
-    paths = short.sample(x, y, partners=partners, generator=generator)
-    assert torch.equal(paths.x[:, 0, -1], x[partners])
-    middle = paths.x[:, 0, 2] - (x + x[partners]) / 2
-    assert_variance(middle, 0.01 * 4 / 4)
-
-
 @pytest.mark.parametrize("sampling", ["path", "marginal"])
 @pytest.mark.parametrize("n_bridges", [1, 3])
 @pytest.mark.parametrize("classes", [False, True])
@@ -475,18 +450,6 @@ def test_gradients_reach_inputs_soft_targets_and_weights(task, sampling, generat
     assert torch.autograd.gradcheck(loss_of, (x, logits, weight))
 
 
-@pytest.mark.parametrize("weighting", ["gradient_norm", "girsanov"])
-def test_second_order_weightings_reach_an_encoder_in_front(weighting, generator):
-    """By finite differences of the whole objective, with respect to inputs and targets."""
-    objective = Elliptic(network(), nn.MSELoss(), sampling="path", n_times=4, sigma=0.8, weighting=weighting)
-    x, y = (v.requires_grad_() for v in batch("regression", generator, 3))
-
-    def loss_of(x, y):
-        return objective(x, y, generator=torch.Generator().manual_seed(5))
-
-    assert torch.autograd.gradcheck(loss_of, (x, y))
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
 @pytest.mark.parametrize(
     "settings",
@@ -519,22 +482,9 @@ def test_noise_that_does_not_suit_the_inputs_is_announced_once(scale, warns, gen
     assert all(w.filename == __file__ for w in ours)
 
 
-class Released(Weighting):
-    """The weighting of the authors' later code: ``- xi mean over time of (g.z - |g|**2 / 2)``.
-
-    Their g is the gradient of the batch mean.
-    """
-
-    second_order = True
-
-    def __call__(self, losses, slopes, paths):
-        rows = losses.shape[1]
-        terms = [(s.g * s.z / rows - 0.5 * (s.g / rows).square()).flatten(2).sum(2) for s in slopes]
-        return losses - self.xi * sum(terms).mean(0)
-
-
 @pytest.mark.parametrize("sampling", ["path", "marginal"])
 def test_a_weighting_of_ones_own(sampling, generator):
+    """That of the authors' later code, whose slope is the gradient of the mean over the rows."""
     model, (x, y) = network(), batch("regression", generator)
     objective = Elliptic(model, nn.MSELoss(), sampling=sampling, n_bridges=2, weighting=Released(0.7))
     assert "Released(xi=0.7)" in repr(objective)
@@ -569,82 +519,3 @@ def test_a_law_of_ones_own(generator):
     middle = paths.x[:, 0, 1] - (paths.x[:, 0, 0] + paths.x[:, 0, 2]) / 2
     assert (middle.norm(dim=1) / length / 0.1 / math.sqrt(3)).mean() == pytest.approx(1.0, abs=0.25)
     objective(x, y, generator=generator).backward()
-
-
-@pytest.mark.parametrize("at", [None, "0"])
-def test_an_average_of_objectives(at, generator):
-    """`AveragedModel` copies the objective; its average evaluates, and trains, like any other."""
-    x, y = batch("regression", generator)
-    objective = Elliptic(network(), nn.MSELoss(), at=at, weighting="gradient_softmax")
-    average = AveragedModel(objective)
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
-    states = []
-    for _ in range(3):
-        objective(x, y, generator=generator).backward()
-        optimizer.step()
-        average.update_parameters(objective)
-        states.append(copy.deepcopy(objective.model.state_dict()))
-    for name, value in average.module.model.state_dict().items():
-        torch.testing.assert_close(value, torch.stack([s[name] for s in states]).mean(0))
-    average.eval()
-    torch.testing.assert_close(average(x, y), F.mse_loss(average.module.model(x), y))
-    average.train()
-    assert torch.isfinite(average(x, y, generator=generator))
-
-
-@pytest.mark.parametrize("sampling", ["path", "marginal"])
-def test_a_pairing_of_ones_own(sampling, generator):
-    """It gets inputs, encoded targets and the number of bridges; times do not depend on its pairs."""
-    seen = []
-
-    def pairing(x, y, n_bridges, generator):
-        seen.append((x.shape, y.shape, n_bridges))
-        return own_pairing(x, y, n_bridges, generator)
-
-    x, y = batch("classes", generator)
-    objective = Elliptic(
-        network(),
-        nn.CrossEntropyLoss(),
-        num_classes=3,
-        pairing=pairing,
-        n_bridges=2,
-        sampling=sampling,
-        sigma=0.0,
-    )
-    paths = objective.sample(x, y, generator=generator)
-    assert seen == [((N, 3), (N, 3), 2)]
-    far = x[own_pairing(x, y, 2, None)][:, :, None]
-    torch.testing.assert_close(paths.x, torch.lerp(x[:, None, None].expand_as(far), far, paths.s[..., None]))
-
-
-def gradient_spread(objective, model, x, y, draw, count=150):
-    """Total variance of the gradient over draws of the points."""
-    found = []
-    for _ in range(count):
-        loss = objective.loss_on(draw())
-        found.append(torch.cat([g.flatten() for g in reference.gradients(loss, model)]))
-    return float(torch.stack(found).var(0).sum())
-
-
-@pytest.mark.statistical
-def test_times_that_follow_the_cycle_calm_the_gradient():
-    """The tent leaves at most 0.85 of the variance of independent times (fixed seeds; about a half)."""
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    x, model = normal(64, 4, generator=generator), network(1, 4)
-    y = (x[:, :1] * 2 + x[:, 1:2].square()) + 0.1 * normal(64, 1, generator=generator)
-    objective = Elliptic(model, nn.MSELoss(), sigma=0.05, quadrature="uniform")
-
-    def independent():
-        partners = sample_partners(x, generator=generator)
-        s = torch.rand(64, 1, 1, dtype=torch.float64, generator=generator)
-        paths = objective.sample(x, y, partners=partners, generator=generator)
-        far = partners[:, :, None]
-        at = torch.lerp(x[:, None, None], x[far], s[..., None])
-        target = torch.lerp(y[:, None, None], y[far], s[..., None])
-        return paths.replace(x=at, y=target, free_y=target, s=s)
-
-    tent = gradient_spread(objective, model, x, y, lambda: objective.sample(x, y, generator=generator))
-    free = gradient_spread(objective, model, x, y, independent)
-    assert tent < 0.85 * free
-    assert tent > 0.01 * free

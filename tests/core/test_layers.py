@@ -135,21 +135,6 @@ def test_tokens_with_a_mask(sampling, weighting, generator):
     assert model.head[0].weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_a_layer_above_that_works_in_place(weighting, generator):
-    """It must not overwrite the points whose slopes are taken."""
-    found, x, y = [], normal(N, 3, generator=generator), normal(N, 2, generator=generator)
-    state = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Linear(4, 2)).double().state_dict()
-    for inplace in (False, True):
-        model = nn.Sequential(nn.Linear(3, 4), nn.ELU(inplace=inplace), nn.Linear(4, 2)).double()
-        model.load_state_dict(state)
-        settings = {"at": "0", "sampling": "path", "n_bridges": 2, "sigma_y": 0.1, "weighting": weighting}
-        loss = Elliptic(model, nn.MSELoss(), **settings)(x, y, generator=generator.clone_state())
-        found.append([loss, *reference.gradients(loss, model)])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

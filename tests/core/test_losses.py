@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import reference
 from elliptica import Elliptic
 from elliptica.core.formulations import DynkinSum
 from elliptica.core.losses import PerSampleLoss
@@ -108,7 +109,7 @@ def test_single_points_are_unbiased(kind, quadrature, weighted, generator, class
 
         names = ["x", "y", "s", "free_y"] + ["weight"] * weighted
         points = {name: at(getattr(paths, name)) for name in names}
-        points = paths.replace(**points, time_weights=None)
+        points = reference.with_points(paths, **points, time_weights=None)
         total += np.prod([chance[t] for t in times]) * single.loss_on(points).item()
     assert total == pytest.approx(path.loss_on(paths).item(), rel=1e-12)
 
@@ -123,7 +124,7 @@ def test_means_over_processes_of_different_sizes(kind, generator, class_weight):
 
     def part(rows):
         names = ["x", "y", "s", "free_y"] + ["labels"] * (paths.labels is not None)
-        return paths.replace(**{name: getattr(paths, name)[rows] for name in names})
+        return reference.with_points(paths, **{name: getattr(paths, name)[rows] for name in names})
 
     def collect(own):
         sent.append(own)
@@ -190,20 +191,6 @@ def test_moving_the_objective_does_not_move_the_users_loss():
     objective = Elliptic(nn.Linear(2, 3), own, num_classes=3).double()
     assert objective.loss.loss_fn.weight.dtype == torch.float64
     assert own.weight.dtype == torch.float32
-
-
-class Focal(nn.CrossEntropyLoss):
-    """A loss that is no mean over rows of itself."""
-
-    def forward(self, output, target):
-        loss = super().forward(output, target)
-        return (1 - (-loss).exp()) ** 2 * loss
-
-
-def test_a_subclass_of_a_known_loss_is_averaged_over_rows(logits, soft):
-    expected = Focal(reduction="none")(logits, soft).mean()
-    assert torch.allclose(PerSampleLoss(Focal())(logits, soft).mean(), expected, rtol=1e-12)
-    assert not torch.allclose(Focal()(logits, soft), expected, rtol=1e-3)
 
 
 def test_a_compiled_loss_stays_as_it_is(logits, soft):

@@ -9,8 +9,6 @@ from scipy.spatial.distance import cdist
 from torch import nn
 
 from elliptica import (
-    BridgeMix,
-    Elliptic,
     InverseDistance,
     LabelKernel,
     Nearest,
@@ -351,22 +349,6 @@ def test_label_kernel_by_rejection_has_the_same_law(generator):
     for wrong in (kernel_law(y, 1.15 * h), kernel_law(y, h, keep_self=True), window):
         with pytest.raises(AssertionError, match=r"frequencies|impossible"):
             check_by_distance(counts, wrong, y, rows)
-
-
-@pytest.mark.statistical
-def test_label_kernel_in_the_objective_measures_targets(generator):
-    """`Elliptic` and `BridgeMix` draw by targets, whatever the inputs: at sigma 0 the far ends are data."""
-    y = torch.tensor([[0.0], [1.0], [1.5], [4.0]])
-    x = torch.tensor([[0.0], [90.0], [80.0], [1.0]])
-    settings = {"sampling": "path", "n_times": 2, "sigma": 0.0, "n_bridges": 20_000}
-    settings["pairing"] = LabelKernel(1.0)
-    paths = Elliptic(nn.Linear(1, 1), nn.MSELoss(), **settings).sample(
-        x, y, generator=generator.clone_state()
-    )
-    counts = np.stack([(row[:, None] == y[:, 0]).sum(0).numpy() for row in paths.y[:, :, -1, 0]])
-    check_rows(counts, kernel_law(y, 1.0))
-    mixed = BridgeMix(target_space="real", **settings)(x, y, generator=generator)[1]
-    assert torch.equal(mixed.flatten().sort().values, paths.y.flatten().sort().values)
 
 
 @pytest.mark.parametrize("n", [20, 200])

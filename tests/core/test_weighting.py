@@ -127,9 +127,9 @@ def test_exponential_martingale_has_mean_one(defect, generator):
         return mu.expand_as(x)
 
     if defect == "time":
-        paths = paths.replace(s=2 * paths.s)
+        paths = reference.with_points(paths, s=2 * paths.s)
     if defect == "variance":
-        paths = paths.replace(deviation={"x": variance**-0.5})
+        paths = reference.with_points(paths, deviation={"x": variance**-0.5})
     logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=drift)
     if defect == "sign":
         logs = -logs
@@ -153,9 +153,9 @@ def test_martingale_with_a_drift_that_depends_on_the_point(defect, generator):
     n, variance = 50_000, 0.5
     paths = free_brownian_motion(n, 4, variance, generator)
     if defect == "right point":
-        paths = paths.replace(x=paths.x.flip(2), s=1 - paths.s.flip(2))
+        paths = reference.with_points(paths, x=paths.x.flip(2), s=1 - paths.s.flip(2))
     if defect == "equal steps":
-        paths = paths.replace(s=torch.linspace(0, 1, 4).double().expand(n, 1, 4))
+        paths = reference.with_points(paths, s=torch.linspace(0, 1, 4).double().expand(n, 1, 4))
     logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=lambda x, y: torch.tanh(2 * x))
     weights = logs.detach().exp().numpy()
     with contextlib.nullcontext() if defect is None else pytest.raises(AssertionError, match="errors"):

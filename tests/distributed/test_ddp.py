@@ -6,8 +6,8 @@ import torch.distributed
 
 import two_processes
 from processes import once
+from reference import with_points
 from two_processes import (
-    PAIRINGS,
     SECOND_ORDER,
     WEIGHTINGS,
     batch,
@@ -45,7 +45,7 @@ def one_process(weighting):
         each = [gradients(objective_for(weighting), *batch(r), paths=paths[r]) for r in (0, 1)]
         return [(a + b) / 2 for a, b in zip(*each, strict=True)]
     shown = ["x", "y", "s", "free_y"] + ["labels"] * (paths[0].labels is not None)
-    joined = paths[0].replace(**{name: torch.cat([getattr(p, name) for p in paths]) for name in shown})
+    joined = with_points(paths[0], **{name: torch.cat([getattr(p, name) for p in paths]) for name in shown})
     x, y = (torch.cat(pair) for pair in zip(batch(0), batch(1), strict=True))
     return gradients(objective_for(weighting), x, y, paths=joined)
 
@@ -61,22 +61,6 @@ def test_wrapped_objectives(weighting, found):
     expected = one_process(weighting)
     for key in (("ddp", weighting, False), ("ddp", weighting, True), ("fsdp", weighting)):
         assert_equal_gradients(found, key, expected)
-
-
-@pytest.mark.parametrize("number", range(len(PAIRINGS)))
-def test_pairings(number, found):
-    """Partners and times are drawn within each process; the gradient is the mean of both."""
-    each = [
-        gradients(
-            objective_for(None, pairing=PAIRINGS[number], sampling="marginal"),
-            *batch(rank),
-            generator=two_processes.noise(rank),
-        )
-        for rank in (0, 1)
-    ]
-    expected = [(a + b) / 2 for a, b in zip(*each, strict=True)]
-    for kind in ("ddp", "fsdp"):
-        assert_equal_gradients(found, ("pairing", kind, number), expected)
 
 
 @pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS if w not in SECOND_ORDER])

@@ -453,7 +453,6 @@ NOWHERE = "/proc/nothing/out"
         f"diagnose two-moons --seed {10**30}",
         "run mine.toml --epochs 0",
         "run mine.toml --methods ,",
-        "run mine.toml --precision bfloat",
         "table mine.toml --out data.csv",
         "list \udcff",
         "list pipe.toml",

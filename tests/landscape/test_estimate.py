@@ -10,8 +10,7 @@ from elliptica import EllipticWarning, estimate_landscape
 from elliptica.landscape import Ball, DataDomain, Operator
 from elliptica.landscape.domains import OUTER
 from elliptica.landscape.estimate import BoundaryRange, Walks, average
-from elliptica.landscape.solve import euler_steps
-from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import walk_on_spheres
 
 F64 = torch.float64
 RADIUS, DIFFUSION = 1.7, 1.3
@@ -226,21 +225,3 @@ def test_repeated_points_share_the_mean_of_their_values(generator):
         for p, v in ((twice, values), (points, merged))
     ]
     assert torch.allclose(found[0].value, found[1].value)
-
-
-def test_steps_of_euler_follow_the_domain_and_the_step():
-    at = torch.zeros(1, 3)
-    assert euler_steps(Operator(), at, 1.0, 1e-2) == 10_000
-    assert euler_steps(Operator(), at, 1.0, 1e-5) == pytest.approx(30 / 3 / 1e-5, rel=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
-def test_nothing_calls_the_rule_conservative(generator):
-    """Its worst coverage is below the nominal one, so no note and no docstring may claim more."""
-    assert min(min(binomial_coverage(n, "plus four")) for n in (80, 100, 400)) < 0.95
-    domain, at = lone_ball(0.0075)
-    found = estimate_landscape(
-        0.0, domain, at[None], data_values=torch.ones(2, dtype=F64), solver="spheres", n_walks=100,
-        generator=generator,
-    )  # fmt: skip
-    assert not any("conservative" in note for note in found.notes)

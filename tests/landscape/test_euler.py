@@ -8,8 +8,8 @@ import torch
 from scipy.integrate import solve_bvp
 
 from elliptica.landscape import Ball, Box, DataDomain, Operator
-from elliptica.landscape.estimate import UNFINISHED, average
-from elliptica.landscape.euler import SHIFT, euler_maruyama
+from elliptica.landscape.estimate import average
+from elliptica.landscape.walks import SHIFT, euler_maruyama
 
 INTERVAL = Box(torch.tensor([-1.0]).double(), torch.tensor([1.0]).double())
 
@@ -146,18 +146,3 @@ def test_reflecting_wall(generator):
     assert torch.allclose(walks.end, torch.tensor(0.15).double())
     result = average(walks, len(z), walks.end[:, 0])
     assert close(result, 0.15**2 - 0.1**2, 5e-5, "exit_time")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_unfinished_walks_stay_inside(dtype, generator):
-    start = torch.zeros(200, 2, dtype=dtype)
-    ball = Ball(torch.zeros(2), 1.0)
-    walks = euler_maruyama(ball, start, Operator(), dt=1e-2, max_steps=30, generator=generator)
-    lost = walks.label == UNFINISHED
-    assert 0 < int(lost.sum()) < 200
-    assert bool((walks.steps[lost] == 30).all())
-    assert bool((ball.distance(walks.end[lost]) > 0).all())
-    assert torch.allclose(ball.distance(walks.end[~lost]), torch.zeros(1, dtype=dtype), atol=1e-6)
-    assert torch.allclose(walks.time, 0.01 * walks.steps.to(dtype))
-    assert walks.end.dtype == walks.time.dtype == dtype
-    assert torch.equal(start, torch.zeros(200, 2, dtype=dtype))

@@ -110,8 +110,6 @@ def test_exit_time_is_the_mean_squared_distance(generator, dim):
     squared = (y - start).square().sum(2)
     if dim > 1:
         assert_mean_is(squared, dim * 2.0 * float(time))
-    coordinates = ball_exit_time(start, origin(dim), 1.0, torch.full((dim,), 2.0))
-    torch.testing.assert_close(coordinates, time)
 
 
 @pytest.mark.statistical

@@ -203,38 +203,6 @@ def test_classes_walk_in_the_plane_of_the_simplex(generator, n_classes, dim):
                  <= radius * 1.001).all())  # fmt: skip
 
 
-def test_target_scale_stretches_targets_and_takes_it_back(generator):
-    x, y = cloud(generator)
-    objective = HittingTimes(nn.Identity(), product, x, y, target_space="real", target_scale=3.0, outer="box")
-    torch.testing.assert_close(objective.join(x, y), torch.cat([x, 3 * y], 1))
-    ends = objective.sample(n_starts=300, generator=generator)
-    assert float(ends.y.abs().max()) <= 1.1 * float(y.abs().max())
-
-
-def test_shapes_of_images_and_flat_targets(generator):
-    """Inputs of any shape, targets of shape (n,), images of labels; the model sees them as they came."""
-    x, y = torch.randn(6, 1, 2, 2, generator=generator), torch.randn(6, generator=generator)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1), nn.Flatten(0))
-    ends = HittingTimes(model, nn.MSELoss(), x, y, outer="ball").sample(generator=generator)
-    assert ends.x.shape == (64, 1, 2, 2)
-    assert ends.y.shape == (64,)
-    labels = torch.randint(3, (6, 2, 2), generator=generator)
-    objective = HittingTimes(
-        nn.Conv2d(1, 3, 1), nn.CrossEntropyLoss(), x, labels, num_classes=3, outer="ball"
-    )
-    assert objective.points.shape == (6, 4 + 2 * 4)
-    ends = objective.sample(generator=generator)
-    assert ends.y.shape == (64, 3, 2, 2)
-    objective(ends=ends).backward()
-
-
-def test_independent_labels_stay_within_the_unit_box(generator):
-    x, y = torch.randn(20, 2, generator=generator), (torch.rand(20, 2, generator=generator) > 0.5).float()
-    objective = HittingTimes(nn.Linear(2, 2), nn.BCEWithLogitsLoss(), x, y, outer="ball")
-    ends = objective.sample(n_starts=200, generator=generator)
-    assert 0 <= float(ends.y.min()) < float(ends.y.max()) <= 1
-
-
 def test_many_dimensions_leave_the_outer_boundary(generator):
     """In 21 dimensions no walk meets a datum: the loss is that on the sphere, and a warning says so."""
     x, y = moons_like(generator, n=60, dim=20)
@@ -268,16 +236,6 @@ def test_gradient_is_that_of_the_loss_at_the_ends(generator):
     (total / 60).backward()
     for a, b in zip(found, (p.grad for p in model.parameters()), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_the_same_generator_draws_the_same_and_nothing_else(generator):
-    x, y = moons_like(generator)
-    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
-    before = torch.get_rng_state()
-    seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
-    first, second, other = (objective(generator=g).item() for g in seeds)
-    assert first == second != other
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_unfinished_walks_are_skipped_and_reported(generator):
@@ -316,16 +274,6 @@ def test_class_weights_are_averaged_as_torch_does(generator):
     torch.testing.assert_close(objective.loss_on(ends), expected)
 
 
-def test_ends_are_split_into_batches(generator):
-    objective = harmonic(generator, outer="ball")
-    ends = objective.sample(n_starts=25, generator=generator)
-    parts = ends.split(10)
-    assert [len(part) for part in parts] == [10, 10, 5]
-    assert torch.equal(torch.cat([part.x for part in parts]), ends.x)
-    sums = sum(len(part) * float(objective(ends=part)) for part in parts)
-    assert sums / 25 == pytest.approx(float(objective.loss_on(ends)))
-
-
 # As a module.
 
 
@@ -337,14 +285,6 @@ def test_eval_mode_is_the_ordinary_loss(generator):
     weight = torch.rand(7, generator=generator)
     rows = F.cross_entropy(model(x[:7]), y[:7], reduction="none")
     torch.testing.assert_close(objective(x[:7], y[:7], sample_weight=weight), (weight * rows).mean())
-
-
-def test_only_the_model_is_saved_and_the_module_moves_as_one(generator):
-    x, y = moons_like(generator)
-    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
-    assert set(objective.state_dict()) == {"model.weight", "model.bias"}
-    assert objective.double()(generator=generator).dtype == torch.float64
-    assert objective.bfloat16()(generator=generator).dtype == torch.bfloat16
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import torch
 
 from elliptica import EllipticWarning, estimate_landscape
 from elliptica.landscape import Ball, Box, DataDomain, Operator, Whitened
-from elliptica.landscape.solve import LAPLACE
 from multipole import solve_disk
 
 quiet = pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
@@ -46,7 +45,7 @@ def test_every_solver_finds_a_harmonic_function(solver, dtype, generator):
     time = (1 - at.square().sum(1)) / 2
     assert estimate.exit_time is not None
     assert bool(((estimate.exit_time - time).abs() < 4.5 * estimate.exit_time_stderr + 1e-2).all())
-    assert "walks each" in str(estimate)
+    assert "n_walks: 3000" in str(estimate)
     low, high = estimate.interval()
     assert bool((low < high).all())
 
@@ -192,23 +191,13 @@ def test_whitened_ball(generator):
     assert bool((timed.value > 0).all())
 
 
-def test_same_generator_same_numbers():
-    def once(solver):
-        g = torch.Generator().manual_seed(5)
-        options = {"solver": solver, "n_walks": 50, "generator": g}
-        return estimate_landscape(harmonic, DISK, AT, operator=LAPLACE, **options).value
-
-    for solver in ("exact", "spheres", "euler"):
-        assert torch.equal(once(solver), once(solver))
-
-
 @pytest.mark.statistical
 def test_context_goes_with_its_query(generator):
     target = torch.tensor([[10.0], [-20.0]]).double()
     value = lambda z, t: z[:, 0] + t[:, 0]  # noqa: E731
     for solver in ("exact", "spheres"):
         estimate = estimate_landscape(
-            value, DISK, AT, context=target, solver=solver, chunk_size=1, n_walks=500, generator=generator
+            value, DISK, AT, context=target, solver=solver, n_walks=500, generator=generator
         )
         assert close(estimate, AT[:, 0] + target[:, 0], 1e-9)
 

@@ -9,7 +9,7 @@ import torch
 from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope
 from elliptica.landscape.domains import OUTER
 from elliptica.landscape.exits import log_phi
-from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import walk_on_spheres
 from laws import assert_mean
 
 SHELL = 1e-4

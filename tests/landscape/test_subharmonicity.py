@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -259,30 +258,3 @@ def test_the_region_that_fails_is_named(generator):
     worst_first = report.laplacian[list(report.failed), 0]
     assert torch.equal(worst_first, worst_first.sort().values)
     json.dumps(report.to_dict(), allow_nan=False)
-
-
-@pytest.mark.statistical
-def test_power_is_what_the_docstring_says():
-    """Probes found among 100 with a defect of four standard errors, by this test and by Student's."""
-    said = re.search(
-        r"finds (\d+) in 2, (\d+) in 20 and (\d+) in 50.*?finds (\d+), (\d+) and (\d+)",
-        subharmonicity_report.__doc__,
-        re.DOTALL,
-    )
-    found = []
-    for dim in (2, 20, 50):
-        generator = torch.Generator().manual_seed(0)
-        form = torch.linspace(-1, 1, dim).double()
-        error = (2 * form.square().sum() / (dim * (dim + 2) * 128)).sqrt()  # of a mean over 128 directions
-        x = points(100, dim, generator)[0]
-        for shift in (0.0, 4 * error):
-            defect = mean_value_defect(
-                lambda z, rows, form=form - shift: (z.square() * form).sum(1), x, [0.5], generator=generator
-            )
-            ours = int((holm(_p_values(defect)) < 0.05).sum())
-            student = int((defect.mean / defect.stderr < student_quantile(0.05 / 100, 127)).sum())
-            assert shift or ours == 0
-        found.append((ours, student))
-    (few, *ours), students = [a for a, _ in found], [b for _, b in found]
-    assert [few, *ours, *students] == pytest.approx([int(number) for number in said.groups()], abs=12)
-    assert max(ours) < min(students) / 3  # not "a little weaker"

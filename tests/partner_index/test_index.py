@@ -212,7 +212,7 @@ def test_stopping_early_costs_less_than_the_bound(max_draws, generator, monkeypa
     x = cloud("normal", generator)
     index = PartnerIndex.build(x, k=3, power=3.0, probes=1, cells=12, generator=generator)
     index = index.with_law(proved=True, max_draws=max_draws)
-    bounds = index.error_bounds(torch.arange(0, 60, 12)).numpy()
+    bounds = index._law.cap_bounds(index._positions(torch.arange(0, 60, 12))).numpy()
     assert bounds.max() > 0.2  # a hard case indeed
     distance, noise = off_by(index, reference(x, 3.0), generator, n_draws=5000, every=12)
     assert (distance <= bounds + 4 * noise).all()

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from elliptica import Elliptic, PartnerTable
-from elliptica.partner_index import PairBatchSampler, PartnerIndex, split_pairs, swapped_partners
+from elliptica.partner_index import PairBatchSampler, PartnerIndex, split_pairs
 
 
 @pytest.fixture
@@ -82,8 +82,6 @@ def test_bad_input_of_the_sampler(index):
             PairBatchSampler(index, 8, rank=rank, world_size=world_size)
     with pytest.raises(RuntimeError):
         split_pairs(torch.zeros(4, 1), torch.zeros(4), n_bridges=2)
-    with pytest.raises(ValueError, match="n_rows"):
-        swapped_partners(5)
 
 
 def test_split_of_several_inputs():
@@ -123,21 +121,6 @@ def test_training_with_workers(index, data, generator, tmp_path, n_bridges):
             losses.append(float(loss.detach()))
     assert all(np.isfinite(losses))
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
-
-
-def test_both_directions_within_the_batch(index, data, generator):
-    """``partners=`` where ``end=`` cannot be used, and the same points where both can."""
-    x, y = data.tensors
-    (batch, *_) = PairBatchSampler(index, 70)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    hidden = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, at="0")
-    loss = hidden(x[batch], y[batch], partners=swapped_partners(140), generator=generator)
-    assert torch.isfinite(loss)
-    plain = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, sampling="path", sigma=0.0)
-    start, target, end = split_pairs(x[batch], y[batch])
-    one = plain(start, target, end=end)
-    both = plain(x[batch], y[batch], partners=swapped_partners(140))
-    torch.testing.assert_close(one, both)  # straight lines are the same in both directions
 
 
 class Rows(Dataset):
@@ -194,20 +177,3 @@ def test_loaders_out_of_order(generator):
     ):
         with pytest.raises(ValueError, match="data"):
             PartnerIndex.of_features(nn.Linear(4, 2), loader)
-
-
-@pytest.mark.parametrize("index", ["table", "index"])
-def test_replacing_the_index_between_epochs(index, data):
-    """The recipe of docs/scale.md: partners follow a network in training."""
-    x = data.tensors[0]
-    network = nn.Linear(4, 2)
-    sampler = PairBatchSampler(PartnerTable(x, power=float("inf")), 70, n_bridges=2, shuffle=False)
-    for _ in range(2):
-        with torch.no_grad():
-            network.weight.normal_()
-            z = network(x)
-        make = PartnerIndex.build if index == "index" else PartnerTable
-        sampler.index = make(z, power=float("inf"))
-        (batch,) = sampler
-        d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(float("inf"))
-        assert batch[70:] == d.argmin(1).repeat_interleave(2).tolist()

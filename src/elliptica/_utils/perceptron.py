@@ -17,7 +17,6 @@ def mlp(
     *,
     hidden: Sequence[int] = (128, 128),
     activation: Activation = "leaky_relu",
-    negative_slope: float = 0.1,
     batch_norm: bool = False,
     flatten: bool = False,
 ) -> nn.Sequential:
@@ -36,14 +35,13 @@ def mlp(
         n_outputs: Targets of a regression or classes of a classification.
         hidden: Units of each hidden layer; empty gives a linear model.
         activation: Non-linearity after each hidden layer.
-        negative_slope: Slope of "leaky_relu" below zero; 0 is "relu". Others ignore it.
         batch_norm: Put a BatchNorm between each hidden Linear and its activation.
         flatten: Accept ``(batch, *feature)``, e.g. images, and flatten each row first.
     """
     require_positive(n_features=n_features, n_outputs=n_outputs)
     require_positive(**{f"hidden[{i}]": width for i, width in enumerate(hidden)})
     make: dict[str, Callable[[], nn.Module]] = {
-        "leaky_relu": lambda: nn.LeakyReLU(negative_slope),
+        "leaky_relu": lambda: nn.LeakyReLU(0.1),
         "relu": nn.ReLU,
         "tanh": nn.Tanh,
     }

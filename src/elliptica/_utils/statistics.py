@@ -1,4 +1,4 @@
-"""Results of reports, and classical statistics for them, without scipy."""
+"""Results of reports, and classical statistics for them; scipy is imported where it is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,43 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_TINY = 1e-300
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function, the distribution function of Beta(a, b)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side of the mean
-        return 1.0 - incomplete_beta(b, a, 1 - x)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    return math.exp(log_front) * _beta_fraction(a, b, x) / a
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Evaluate its continued fraction forwards."""
-    c, d = 1.0, 1 / _nonzero(1 - (a + b) * x / (a + 1))
-    result = d
-    for m in range(1, 100_000):
-        for factor in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / _nonzero(1 + factor * d)
-            c = _nonzero(1 + factor / c)
-            result *= d * c
-        if abs(d * c - 1) < 1e-15:
-            break
-    return result
-
-
-def _nonzero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
-
-
-def beta_quantile(probability: float, a: float, b: float) -> float:
-    """Return a quantile of Beta(a, b)."""
-    return _invert(lambda x: incomplete_beta(a, b, x), probability, 0.0, 1.0)
+from elliptica._utils.extras import import_extra
 
 
 def _invert(increasing: Callable[[float], float], value: float, low: float, high: float) -> float:
@@ -70,23 +33,24 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     check_level("confidence", confidence)
     tail = (1 - confidence) / 2
     hit, miss = float(successes), float(trials - successes)
-    low = 0.0 if successes == 0 else beta_quantile(tail, hit, miss + 1)
-    high = 1.0 if successes == trials else beta_quantile(1 - tail, hit + 1, miss)
+    quantile = _special().betaincinv
+    low = 0.0 if successes == 0 else float(quantile(hit, miss + 1, tail))
+    high = 1.0 if successes == trials else float(quantile(hit + 1, miss, 1 - tail))
     return low, high
 
 
 def student_tail(t: float, degrees: float | int) -> float:
     """Return the probability that a Student variable is below ``t``."""
-    if math.isinf(t):
-        return float(t > 0)
-    tail = incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t)) / 2
-    return tail if t < 0 else 1 - tail
+    return float(_special().stdtr(degrees, t))
 
 
-@lru_cache(maxsize=256)  # few are needed
 def student_quantile(probability: float, degrees: float | int) -> float:
     """Invert `student_tail`."""
-    return _invert(lambda t: student_tail(t, degrees), probability, -1e8, 1e8)
+    return float(_special().stdtrit(degrees, probability))
+
+
+def _special() -> Any:
+    return import_extra("A confidence interval", "lab", "scipy.special")
 
 
 @dataclass(frozen=True)

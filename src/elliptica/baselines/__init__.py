@@ -23,73 +23,41 @@ Example:
     >>> CORAL(model, loss_fn, at="1")(x, y, group).backward()
 """
 
-from elliptica.baselines.controls import InputNoise, LabelSmoothing, matched_smoothing
-from elliptica.baselines.dro import DORO, DRO, Focal, Tilted, chi2_penalty_weights, chi2_weights, cvar_weights
-from elliptica.baselines.erm import ERM
-from elliptica.baselines.groups import LISA, DomainMix, GroupDRO, group_balanced_weights
-from elliptica.baselines.invariance import CORAL, IBIRM, IRM, VREx, fish_step, split_by_group
-from elliptica.baselines.mixup import NFM, ManifoldMixup, Mixup, MixupE, RegMixup, mixup_batch
-from elliptica.baselines.regression import (
-    ADA,
-    FOMA,
-    CMixup,
-    TargetKernel,
-    anchor_clusters,
-    anchor_rows,
-    foma_batch,
-    neighbour_order,
-)
-from elliptica.baselines.stages import (
-    UMIX,
-    CorrectnessTable,
-    ErrorRecorder,
-    find_errors,
-    smote_rows,
-    umix_weights,
-    upsampled_rows,
-)
-
-__all__ = [
-    "ADA",
-    "CORAL",
-    "DORO",
-    "DRO",
-    "ERM",
-    "FOMA",
-    "IBIRM",
-    "IRM",
-    "LISA",
-    "NFM",
-    "UMIX",
-    "CMixup",
-    "CorrectnessTable",
-    "DomainMix",
-    "ErrorRecorder",
-    "Focal",
-    "GroupDRO",
-    "InputNoise",
-    "LabelSmoothing",
-    "ManifoldMixup",
-    "Mixup",
-    "MixupE",
-    "RegMixup",
-    "TargetKernel",
-    "Tilted",
-    "VREx",
-    "anchor_clusters",
-    "anchor_rows",
-    "chi2_penalty_weights",
-    "chi2_weights",
-    "cvar_weights",
-    "find_errors",
-    "fish_step",
-    "foma_batch",
-    "group_balanced_weights",
-    "matched_smoothing",
-    "mixup_batch",
-    "neighbour_order",
-    "smote_rows",
-    "split_by_group",
-    "umix_weights",
-    "upsampled_rows",
-]
+from elliptica.baselines.controls import InputNoise as InputNoise
+from elliptica.baselines.controls import LabelSmoothing as LabelSmoothing
+from elliptica.baselines.controls import matched_smoothing as matched_smoothing
+from elliptica.baselines.dro import DORO as DORO
+from elliptica.baselines.dro import DRO as DRO
+from elliptica.baselines.dro import Focal as Focal
+from elliptica.baselines.dro import Tilted as Tilted
+from elliptica.baselines.dro import chi2_weights as chi2_weights
+from elliptica.baselines.dro import cvar_weights as cvar_weights
+from elliptica.baselines.erm import ERM as ERM
+from elliptica.baselines.groups import LISA as LISA
+from elliptica.baselines.groups import DomainMix as DomainMix
+from elliptica.baselines.groups import GroupDRO as GroupDRO
+from elliptica.baselines.groups import group_balanced_weights as group_balanced_weights
+from elliptica.baselines.invariance import CORAL as CORAL
+from elliptica.baselines.invariance import IBIRM as IBIRM
+from elliptica.baselines.invariance import IRM as IRM
+from elliptica.baselines.invariance import VREx as VREx
+from elliptica.baselines.invariance import fish_step as fish_step
+from elliptica.baselines.invariance import split_by_group as split_by_group
+from elliptica.baselines.mixup import NFM as NFM
+from elliptica.baselines.mixup import ManifoldMixup as ManifoldMixup
+from elliptica.baselines.mixup import Mixup as Mixup
+from elliptica.baselines.mixup import MixupE as MixupE
+from elliptica.baselines.mixup import RegMixup as RegMixup
+from elliptica.baselines.regression import ADA as ADA
+from elliptica.baselines.regression import FOMA as FOMA
+from elliptica.baselines.regression import CMixup as CMixup
+from elliptica.baselines.regression import TargetKernel as TargetKernel
+from elliptica.baselines.regression import anchor_clusters as anchor_clusters
+from elliptica.baselines.regression import neighbour_order as neighbour_order
+from elliptica.baselines.stages import UMIX as UMIX
+from elliptica.baselines.stages import CorrectnessTable as CorrectnessTable
+from elliptica.baselines.stages import ErrorRecorder as ErrorRecorder
+from elliptica.baselines.stages import find_errors as find_errors
+from elliptica.baselines.stages import smote_rows as smote_rows
+from elliptica.baselines.stages import umix_weights as umix_weights
+from elliptica.baselines.stages import upsampled_rows as upsampled_rows

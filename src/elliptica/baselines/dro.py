@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
-from elliptica.baselines.erm import ERM, Batch, between, one_of, positive
+from elliptica.baselines.erm import ERM, Batch, between
 from elliptica.core.inputs import LossFn, check_weight, warn_user
 from elliptica.core.targets import infer_target_space
 
@@ -142,9 +143,7 @@ class DRO(Reweighted):
       largest losses, the last of them in part, see `cvar_weights`;
     - ``"chi2"`` with ``rho``: at most ``rho`` away from equal weights, see `chi2_weights`;
     - ``"chi2"`` with ``alpha``: the same with ``rho = (1 / alpha - 1)**2 / 2``, which allows all that
-      ``"cvar"`` of this ``alpha`` does;
-    - ``"chi2"`` with ``penalty``: any, with ``penalty`` times their distance subtracted, see
-      `chi2_penalty_weights`.
+      ``"cvar"`` of this ``alpha`` does.
 
     A batch of at most ``1 / alpha`` (``"cvar"``) or ``1 + 2 * rho`` samples trains only on its largest loss.
     Losses are compared as ``loss_fn`` returns them, class weights included.
@@ -153,7 +152,6 @@ class DRO(Reweighted):
         divergence: ``"cvar"`` or ``"chi2"``.
         alpha: Above 0 and at most 1, where 1 is plain training. 0.1 for ``"cvar"`` if None.
         rho: For ``"chi2"``, at least 0, where 0 is plain training; 1 if no size is given.
-        penalty: For ``"chi2"``, above 0; the authors use 0.05 for digits and 0.4 for ImageNet.
     """
 
     def __init__(
@@ -164,35 +162,23 @@ class DRO(Reweighted):
         divergence: Divergence = "cvar",
         alpha: float | None = None,
         rho: float | None = None,
-        penalty: float | None = None,
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        one_of("divergence", divergence, ("cvar", "chi2"))
-        sizes = {"alpha": alpha, "rho": rho, "penalty": penalty}
-        given = [name for name, size in sizes.items() if size is not None]
-        if len(given) > 1 or (divergence == "cvar" and given not in ([], ["alpha"])):
-            raise ValueError(f"divergence={divergence!r} does not take {' and '.join(given)}; see the docs.")
-        if not given:
+        checks.choice("divergence", divergence, ("cvar", "chi2"))
+        if rho is not None and (alpha is not None or divergence == "cvar"):
+            raise ValueError(f'divergence={divergence!r} takes alpha, or "chi2" rho instead, not rho={rho}.')
+        if alpha is None and rho is None:
             alpha, rho = (0.1, None) if divergence == "cvar" else (None, 1.0)
         self.divergence = divergence
-        self.alpha = None if alpha is None else between("alpha", positive("alpha", alpha), 0, 1)
+        self.alpha = None if alpha is None else between("alpha", alpha, math.ulp(0.0), 1)
         self.rho = None if rho is None else between("rho", rho)
-        self.penalty = None if penalty is None else positive("penalty", penalty)
 
     def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
         losses = losses.to(compute_dtype(losses.dtype))
-        p = self._weights(losses, weight)
-        value = (p * losses).sum()
-        if self.penalty is None:
-            return value
-        base = base_measure(losses, weight)
-        ratio = p / torch.where(base > 0, base, 1)
-        return value - self.penalty / 2 * (base * (ratio - 1) ** 2).sum()
+        return (self._weights(losses, weight) * losses).sum()
 
     def _weights(self, losses: Tensor, weight: Tensor | None) -> Tensor:
-        if self.penalty is not None:
-            return chi2_penalty_weights(losses, self.penalty, sample_weight=weight)
         if self.divergence == "cvar":
             assert self.alpha is not None
             return cvar_weights(losses, self.alpha, sample_weight=weight)
@@ -257,7 +243,7 @@ def cvar_weights(
         >>> cvar_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), alpha=0.375)
         tensor([0.0000, 0.6667, 0.0000, 0.3333])
     """
-    between("alpha", positive("alpha", alpha), 0, 1)
+    between("alpha", alpha, math.ulp(0.0), 1)
     v, base = _prepare(losses, sample_weight)
     levels, level = (-v).unique(return_inverse=True)  # the largest loss first
     mass = torch.zeros_like(levels).index_add(0, level, base)
@@ -302,31 +288,6 @@ def chi2_weights(
         if n < len(depth):
             threshold = threshold.clamp_max(depth[n])
         gap[:n] = (threshold - top).clamp_min(0)
-    return _finish(torch.zeros_like(v).index_copy(0, order, gap * base), losses)
-
-
-def chi2_penalty_weights(
-    losses: Float[Tensor, " batch"], penalty: float, *, sample_weight: Float[Tensor, " batch"] | None = None
-) -> Float[Tensor, " batch"]:
-    """Return weights of sum 1 that maximise ``sum(p * loss) - penalty * sum((m * p_i - 1)**2) / (2 * m)``.
-
-    They are ``max(loss - eta, 0) / (penalty * m)``, with the ``eta`` that makes their sum 1. The penalty
-    is above 0, in units of the losses; large values give equal weights. ``losses`` and ``sample_weight`` are
-    those of `cvar_weights`.
-
-    Example:
-        >>> chi2_penalty_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), penalty=2.5)
-        tensor([0.1000, 0.4000, 0.2000, 0.3000])
-    """
-    positive("penalty", penalty)
-    v, base = _prepare(losses, sample_weight)
-    depth, order = (v.max() - v).sort()
-    base = base[order]
-    mass, first, _ = _integrals(depth, base)
-    n = 1 + int((first < penalty).sum())
-    before = first[n - 2] if n > 1 else 0.0
-    threshold = depth[n - 1] + (penalty - before) / mass[n - 1]
-    gap = (threshold - depth).clamp_min(0)
     return _finish(torch.zeros_like(v).index_copy(0, order, gap * base), losses)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +19,7 @@ from elliptica.core.inputs import (
     named_inputs,
 )
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.targets import encode_targets, infer_target_space
+from elliptica.core.targets import Targets, infer_target_space
 
 
 @dataclass(frozen=True)
@@ -96,16 +94,6 @@ class ERM(nn.Module):
         self._check(x, y, sample_weight, clean=True)
         return self._mean(*self._losses_at(x, y), sample_weight, soft=y.is_floating_point())
 
-    def extra_repr(self) -> str:
-        """Show the settings that are not None."""
-        names = list(inspect.signature(type(self)).parameters)[2:]  # after model and loss_fn
-        values = {name: getattr(self, name, None) for name in names if name != "num_classes"}
-        return ", ".join(
-            f"{name}={f'{value.numel()} values' if isinstance(value, Tensor) else repr(value)}"
-            for name, value in values.items()
-            if value is not None
-        )
-
     def _training_loss(self, batch: Batch) -> Tensor:
         """Return the training loss of a checked batch."""
         return self._mean(*self._losses_at(batch.x, batch.y), batch.weight, soft=batch.y.is_floating_point())
@@ -133,7 +121,7 @@ class ERM(nn.Module):
             if num_classes is None and output.ndim > 1:
                 num_classes = output.shape[1]
         space = infer_target_space(self._user_loss[0], y)
-        return encode_targets(y, space, num_classes=num_classes, dtype=dtype)
+        return Targets(space, num_classes).encode(y, dtype)
 
     def _mean(self, losses: Tensor, target: Tensor, weight: Tensor | None, *, soft: bool = False) -> Tensor:
         """Average over the batch; class weights act as in torch (for soft targets, by rows)."""
@@ -150,25 +138,6 @@ def between(name: str, value: float | int, low: float | int = 0.0, high: float |
     if not low <= value <= high or math.isinf(value):
         raise ValueError(f"{name} must be finite and from {low:g} to {high:g}, but got {value}.")
     return float(value)
-
-
-def positive(name: str, value: float | int) -> float:
-    """Return a setting as a float; raise unless it is finite and above zero."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be finite and above 0, but got {value}.")
-    return float(value)
-
-
-def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise unless a setting is one of the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.")
-
-
-def check_rows(name: str, value: Tensor, rows: int) -> None:
-    """Raise unless the first axis of a layer's output, or of the model's, is the batch."""
-    if value.shape[:1] != (rows,):
-        raise ValueError(f"{name} must have {rows} rows first, but has shape {tuple(value.shape)}.")
 
 
 def check_real(y: Tensor) -> None:

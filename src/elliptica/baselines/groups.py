@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_permutation, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, one_of
+from elliptica.baselines.erm import ERM, Batch, between
 from elliptica.baselines.mixup import draw_share
 from elliptica.core.inputs import Inputs, LossFn, call_model, named_inputs, rebuild_inputs
 from elliptica.core.partners import draw_from
@@ -124,18 +125,15 @@ class GroupDRO(GroupObjective):
     the authors' code). ``step_size=0`` is the mean of group means. ``q`` changes with each call in training
     mode, and is saved with the objective.
 
-    The authors draw batches in which groups are balanced, see `group_balanced_weights`. Their adjustment adds
-    ``adjustment / sqrt(n_g)`` to ``L_g``, with ``n_g`` training rows (in their code also if it is absent).
+    The authors draw batches in which groups are balanced, see `group_balanced_weights`.
 
     Args:
         n_groups: Number of groups; they are numbered from 0.
         step_size: Step size of ``q``; the authors use 0.01.
-        adjustment: The authors' C, which favours small groups; it needs ``group_sizes``.
         group_sizes: Training rows of each group. A group without rows gets ``q = 0`` and must not occur.
     """
 
     q: Tensor
-    _margin: Tensor
     _exists: Tensor
 
     def __init__(
@@ -145,32 +143,24 @@ class GroupDRO(GroupObjective):
         n_groups: int,
         *,
         step_size: float = 0.01,
-        adjustment: float = 0.0,
         group_sizes: Int[Tensor, " groups"] | Sequence[int] | None = None,
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
         self.n_groups = n_groups
         self.step_size = between("step_size", step_size)
-        self.adjustment = between("adjustment", adjustment)
         sizes = torch.ones(n_groups) if group_sizes is None else torch.as_tensor(group_sizes).float()
-        if (
-            sizes.shape != (n_groups,)
-            or not bool(sizes.sum() > 0)
-            or (adjustment > 0 and group_sizes is None)
-        ):
+        if sizes.shape != (n_groups,) or not bool(sizes.sum() > 0):
             raise ValueError(f"group_sizes must hold the training rows of {n_groups} groups; see bincount.")
         exists = sizes > 0
         self.register_buffer("q", exists / exists.sum())
-        margin = torch.where(exists, adjustment / sizes.clamp_min(1).sqrt(), 0.0)
-        self.register_buffer("_margin", margin, persistent=False)
         self.register_buffer("_exists", exists, persistent=False)
 
     def _group_loss(self, batch: GroupBatch) -> Tensor:
         labels = batch.groups.labels
         if not bool(self._exists[labels].all()):
             raise ValueError("group has rows of a group that is empty according to group_sizes.")
-        risks = self._risks_at(call_model(self.model, batch.x), batch) + self._margin[labels]
+        risks = self._risks_at(call_model(self.model, batch.x), batch)
         self._update(labels, risks.detach())
         return (self.q[labels] * risks).sum()
 
@@ -286,7 +276,7 @@ class LISA(GroupObjective):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        one_of("mix", mix, ("input", "cutmix"))
+        checks.choice("mix", mix, ("input", "cutmix"))
         self.selection = between("selection", selection, 0, 1)
         self.alpha = between("alpha", alpha)
         self.mix = mix

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
-from elliptica.baselines.erm import between, check_rows
+from elliptica.baselines.erm import between
 from elliptica.baselines.groups import GroupBatch, GroupObjective, Groups, find_groups
 from elliptica.core.inputs import Inputs, LossFn, call_model, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.layers import replaced_output
@@ -247,7 +248,7 @@ def read_layer(model: nn.Module, x: Inputs, at: str) -> tuple[Any, Tensor]:
     with replaced_output(model, at, keep):
         output = call_model(model, x)
     (features,) = kept
-    check_rows(f"The output of the layer at={at!r}", features, count_rows(named_inputs(x)))
+    checks.same_rows(f"The output of the layer at={at!r}", features, count_rows(named_inputs(x)))
     return output, features.reshape(len(features), -1).to(compute_dtype(features.dtype))
 
 

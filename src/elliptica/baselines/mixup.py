@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_normal, draw_permutation, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, check_classes, check_rows
+from elliptica.baselines.erm import ERM, Batch, between, check_classes
 from elliptica.core.inputs import Inputs, LossFn, call_model, check_weight, named_inputs, rebuild_inputs
 from elliptica.core.layers import replaced_output
 
@@ -128,33 +128,12 @@ class Mixup(ERM):
             rows *= 2
 
         def mixed_layer(hidden: Tensor) -> Tensor:
-            check_rows(f"The output of the layer at={self.at!r}", hidden, rows)
+            checks.same_rows(f"The output of the layer at={self.at!r}", hidden, rows)
             near, far = hidden.chunk(2) if pairs.index is None else (hidden, hidden[pairs.index])
             return self._points(near, far, share, generator)
 
         with replaced_output(self.model, self.at, mixed_layer):
             return call_model(self.model, x)
-
-
-def mixup_batch(
-    x: Float[Tensor, " batch *feature"],
-    y: Float[Tensor, "batch classes"],
-    *,
-    alpha: float = 1.0,
-    share: float | None = None,
-    generator: torch.Generator | None = None,
-) -> tuple[Float[Tensor, " batch *feature"], Float[Tensor, "batch classes"]]:
-    """Mix each row with a random other one, at the same share for the whole batch (mixup).
-
-    Rows become ``share * row + (1 - share) * partner``, inputs and targets alike, with the draws of `Mixup`.
-    Every row is a partner once, so the batch mean does not change.
-
-    ``share``, from 0 (partners) to 1 (rows unchanged), replaces the draw from Beta(alpha, alpha).
-    """
-    between("alpha", alpha)
-    share = draw_share(alpha, generator) if share is None else between("share", share, 0, 1)
-    partners = draw_permutation(len(x), device=x.device, generator=generator)
-    return mix(x, x[partners], share), mix(y, y[partners], share)
 
 
 class ManifoldMixup(Mixup):
@@ -279,7 +258,7 @@ class RegMixup(Mixup):
         share, pairs = self._draw(batch)
         both = {name: torch.cat([pair[0], mix(*pair, share)]) for name, pair in pairs.x.items()}
         output: Tensor = call_model(self.model, rebuild_inputs(batch.x, both))
-        check_rows("The output of the model", output, 2 * len(batch.y))
+        checks.same_rows("The output of the model", output, 2 * len(batch.y))
         clean, mixed = output.chunk(2)
         target = self._encode(batch.y, clean)
         plain = self._mean(self.loss(clean, target), target, batch.weight)

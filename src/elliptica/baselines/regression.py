@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_uniform
-from elliptica.baselines.erm import ERM, Batch, between, check_real, check_rows, one_of, positive
-from elliptica.baselines.groups import GroupBatch, GroupObjective, Groups, find_groups
+from elliptica.baselines.erm import ERM, Batch, between, check_real
+from elliptica.baselines.groups import GroupBatch, GroupObjective, Groups
 from elliptica.baselines.mixup import Mixup, draw_share, mix
 from elliptica.core.inputs import Inputs, LossFn, call_model, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.layers import replaced_output
@@ -63,7 +64,8 @@ class CMixup(Mixup):
         at: str | None = None,
     ) -> None:
         super().__init__(model, loss_fn, alpha=alpha, at=at)
-        self.bandwidth = positive("bandwidth", bandwidth)
+        checks.positive("bandwidth", bandwidth)
+        self.bandwidth = float(bandwidth)
 
     def _partners(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_from(cumulative_kernel(y, y, self.bandwidth), 1, generator).squeeze(1)
@@ -86,7 +88,7 @@ class TargetKernel:
 
     def __init__(self, y: Float[Tensor, " n *target"], bandwidth: float) -> None:
         check_real(y)
-        positive("bandwidth", bandwidth)
+        checks.positive("bandwidth", bandwidth)
         n = len(y)
         step = max(1, _CHUNK_BYTES // (8 * n))  # distances are float64: a few rows at a time
         self._table = torch.empty(n, n, dtype=torch.float32, device=y.device)
@@ -118,7 +120,7 @@ def output_with(
     rows = count_rows(inputs)
 
     def changed_layer(hidden: Tensor) -> Tensor:
-        check_rows("The output of a layer that is changed", hidden, rows)
+        checks.same_rows("The output of a layer that is changed", hidden, rows)
         return change([hidden])[0]
 
     if None in layers:
@@ -166,29 +168,15 @@ class ADA(GroupObjective):
         gamma = draw_gamma_value(self.alpha, batch.generator)
 
         def move(values: list[Tensor]) -> list[Tensor]:
-            return [_move(value, batch.groups, gamma) for value in values]
+            return [move_rows(value, batch.groups, gamma) for value in values]
 
         (target,) = move([batch.y])
         output = output_with(move, self.model, batch.x, (self.at,))
         return self._mean(self.loss(output, target), target, batch.weight, soft=True)
 
 
-def anchor_rows(
-    values: Float[Tensor, " batch *feature"], cluster: Int[Tensor, " batch"], gamma: float
-) -> Float[Tensor, " batch *feature"]:
-    """Move each row along the line to the mean of its cluster: ``c + (row - c) / sqrt(gamma)``.
-
-    Cluster means do not move. ``gamma=1`` changes nothing, large values collapse rows to the means, and ``1 /
-    gamma`` undoes ``gamma``. Clusters are numbered from 0.
-
-    Example:
-        >>> anchor_rows(torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([0, 0, 1]), gamma=4.0).flatten()
-        tensor([1., 3., 9.])
-    """
-    return _move(values, find_groups(cluster, len(values)), positive("gamma", gamma))
-
-
-def _move(values: Tensor, groups: Groups, gamma: float) -> Tensor:
+def move_rows(values: Tensor, groups: Groups, gamma: float) -> Tensor:
+    """Move each row along the line to the mean of its group: ``c + (row - c) / sqrt(gamma)``."""
     if gamma == 1:
         return values
     centres = groups.mean(values)[groups.index]
@@ -304,8 +292,8 @@ class FOMA(ERM):
         layers: Sequence[str | None] = (None,),
     ) -> None:
         super().__init__(model, loss_fn)
-        one_of("scaled", scaled, ("small", "large"))
-        one_of("targets", targets, ("scaled", "kept"))
+        checks.choice("scaled", scaled, ("small", "large"))
+        checks.choice("targets", targets, ("scaled", "kept"))
         self.rho = between("rho", rho)
         self.alpha = between("alpha", alpha)
         self.scaled = scaled
@@ -319,7 +307,7 @@ class FOMA(ERM):
         def scale(values: list[Tensor]) -> list[Tensor]:
             nonlocal target
             share = draw_share(self.alpha, batch.generator)
-            *values, y = _scale([*values, target], share, self.rho, self.scaled)
+            *values, y = scale_directions([*values, target], share, self.rho, self.scaled)
             target = y if self.targets == "scaled" else target
             return values
 
@@ -327,30 +315,7 @@ class FOMA(ERM):
         return self._mean(self.loss(output, target), target, batch.weight, soft=True)
 
 
-def foma_batch(
-    x: Float[Tensor, " batch *feature"],
-    y: Float[Tensor, " batch *target"],
-    *,
-    share: float,
-    rho: float,
-    scaled: Directions = "small",
-) -> tuple[Float[Tensor, " batch *feature"], Float[Tensor, " batch *target"]]:
-    """Multiply the small or large singular values of inputs and targets, side by side, by ``share``.
-
-    ``share=0`` removes these directions, and 1 changes nothing; see `FOMA` for ``rho`` and ``scaled``.
-
-    Example:
-        >>> x, y = torch.tensor([[2.0], [0.0]]), torch.tensor([[0.0], [1.0]])  # singular values 2 and 1
-        >>> [v.flatten().tolist() for v in foma_batch(x, y, share=0.5, rho=0.9)]
-        [[2.0, 0.0], [0.0, 0.5]]
-    """
-    check_real(y)
-    one_of("scaled", scaled, ("small", "large"))
-    new_x, new_y = _scale([x, y], share, between("rho", rho), scaled)
-    return new_x, new_y
-
-
-def _scale(parts: list[Tensor], share: float, rho: float, scaled: Directions) -> list[Tensor]:
+def scale_directions(parts: list[Tensor], share: float, rho: float, scaled: Directions) -> list[Tensor]:
     """Scale directions of ``parts`` side by side; gradients flow through the rows, not the directions."""
     if share == 1:
         return parts
@@ -387,7 +352,7 @@ def neighbour_order(
         [[0, 2], [1, 3]]
     """
     check_real(y)
-    positive("batch_size", batch_size)  # with 0 the loop below would never end
+    checks.positive("batch_size", batch_size)  # with 0 the loop below would never end
     left = torch.arange(len(y), device=y.device)
     order = []
     while len(left):

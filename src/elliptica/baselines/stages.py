@@ -29,7 +29,7 @@ from elliptica.core.inputs import (
     rebuild_inputs,
 )
 from elliptica.core.layers import evaluation_mode
-from elliptica.core.targets import encode_targets
+from elliptica.core.targets import Targets
 
 
 def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256) -> Bool[Tensor, " n"]:
@@ -109,9 +109,9 @@ def is_correct(output: Tensor, y: Tensor) -> Bool[Tensor, " batch"]:
         raise ValueError("output and y must be finite, but hold NaN or infinity.")
     output, y = output.detach(), y.detach().to(output.device)
     if output.ndim == 1 or output.shape[1] == 1:
-        right = (output.flatten() > 0) == (encode_targets(y.float().flatten(), "unit") > 0.5)
+        right = (output.flatten() > 0) == (Targets("unit").encode(y.float().flatten()) > 0.5)
     else:
-        label = encode_targets(y, "simplex", num_classes=output.shape[1])
+        label = Targets("simplex", output.shape[1]).encode(y)
         right = output.argmax(1) == label.argmax(1)
     if right.shape != output.shape[:1]:
         raise ValueError(

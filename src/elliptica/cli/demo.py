@@ -22,14 +22,14 @@ def demo(
 ) -> None:
     """Train three methods on two moons, and compare what happens to their losses.
 
-    Takes less than a minute. Writes two_moons.png and losses.png (the paper's Figures 1 and 3),
-    two_moons.html with surfaces to turn, and two_moons.json with every number.
+    Takes less than a minute. Writes two_moons.png and losses.png (the paper's Figures 1 and 3), and
+    two_moons.json with every number.
     """
-    require_extra("lab", "matplotlib", "plotly", "safetensors")
+    require_extra("lab", "matplotlib", "safetensors")
     import torch
 
     from elliptica.lab.demo.moons import METHODS, Settings, run_study
-    from elliptica.lab.demo.pictures import draw_figure, draw_losses, draw_page
+    from elliptica.lab.demo.pictures import draw_figure, draw_losses
 
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the networks are too small for several threads
@@ -44,12 +44,9 @@ def demo(
         for name, figure in (("two_moons.png", draw_figure(study)), ("losses.png", draw_losses(study))):
             with replacing(out / name) as part:
                 figure.savefig(part, format="png", dpi=150)
-        write_atomically(out / "two_moons.html", draw_page(study))
     header, *rows = study.table()
     table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    console.print(
-        f"{study.headline()}.\nOpen {out}/two_moons.png, losses.png, two_moons.html.", highlight=False
-    )
+    console.print(f"{study.headline()}.\nOpen {out}/two_moons.png and losses.png.", highlight=False)

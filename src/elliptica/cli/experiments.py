@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 #: What is matched between methods.
 MatchName = Literal["evaluations"]
 
-#: Number formats of the forward pass.
-PrecisionName = Literal["float32", "bfloat16"]
-
 #: Measures that choose epochs and settings.
 SelectName = Literal["average", "worst"]
 
@@ -47,10 +44,6 @@ Methods = Annotated[list[str] | None, typer.Option("--methods", help="Only these
 Seeds = Annotated[int | None, typer.Option(min=1, help="Number of repetitions.", show_default="the table's")]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
-]
-Precision = Annotated[
-    PrecisionName | None,
-    one_of(PrecisionName, help="Number format of the forward pass.", show_default="float32"),
 ]
 Match = Annotated[
     MatchName | None,
@@ -90,7 +83,6 @@ def make_choice(
     methods: list[str] | None,
     seeds: int | None,
     epochs: int | None,
-    precision: PrecisionName | None,
     match: MatchName | None,
     tuned: bool,
     select: SelectName | None = None,
@@ -99,8 +91,6 @@ def make_choice(
     from elliptica.lab.experiments.choice import Choice
 
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
-    if precision not in (None, "float32"):
-        training["precision"] = precision
     names = _split(dataset), _split(methods)
     return Choice(table, *names, seeds, match is not None, training, tuned, select)
 
@@ -141,23 +131,19 @@ def table(
     methods: Methods = None,
     seeds: Seeds = None,
     epochs: Epochs = None,
-    precision: Precision = None,
     match: Match = None,
     select: Select = None,
     tuned: Tuned = False,
     part: Annotated[Part, one_of(Part, help=_PART)] = "test",
     epoch: Annotated[Epoch, one_of(Epoch, help=_EPOCH)] = "chosen",
     form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
-    all_draws: Annotated[
-        bool, typer.Option("--all-draws", help="Show runs with earlier random draws, too, marked.")
-    ] = False,
     out: Records = Path("runs"),
 ) -> None:
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     load_own(plugin)
-    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
-    typer.echo(make_text(choice, choice.runs(out), out, form, part=part, epoch=epoch, all_draws=all_draws))
+    choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned, select)
+    typer.echo(make_text(choice, choice.runs(out), out, form, part=part, epoch=epoch))
 
 
 def make_text(choice: Choice, wanted: list[Run], out: Path, form: Form = "markdown", **shown: Any) -> str:
@@ -180,7 +166,6 @@ def run(
     methods: Methods = None,
     seeds: Seeds = None,
     epochs: Epochs = None,
-    precision: Precision = None,
     match: Match = None,
     select: Select = None,
     tuned: Tuned = False,
@@ -209,7 +194,7 @@ def run(
     from elliptica.lab.experiments.run import Options, do_runs
 
     console = Console()
-    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
+    choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned, select)
     options = Options(
         out=out,
         data_dir=data_dir,
@@ -299,7 +284,6 @@ def tune(
         int | None, typer.Option(min=1, help="Of each row.", show_default="the table's")
     ] = None,
     epochs: Epochs = None,
-    precision: Precision = None,
     match: Match = None,
     select: Select = None,
     jobs: Jobs = 1,
@@ -318,7 +302,7 @@ def tune(
     from elliptica.lab.experiments.run import Options
 
     console = Console()
-    choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
+    choice = make_choice(table, dataset, methods, 1, epochs, match, False, select)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, ray=ray, plugins=load_own(plugin))
     runs = choice.runs(out)
     rows, has_problem = runs_to_do(runs, runs, options, console)

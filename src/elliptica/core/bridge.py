@@ -9,7 +9,6 @@ the fastest axis. Users see them as ``(batch, bridge, time, *feature)``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -108,33 +107,6 @@ class Paths:
         """Sample weight of each point, ``(batch, bridge, time)``, or None."""
         return None if self.weights is None else self.view(self.weights)
 
-    def replace(self, **parts: Any) -> Paths:
-        """Return paths with points of your own: ``x``, ``y``, ``s``, ``free_y``, ``weight`` as shown here.
-
-        Other attributes are replaced by their names.
-        """
-        inputs = named_inputs(parts["x"]) if "x" in parts else {}
-        shown = [*inputs.values(), *(parts[name] for name in _SHOWN if name in parts)]
-        is_whole = parts.keys() >= {"x", "y", "s"}
-        axes = {tuple(value.shape[:3]) for value in shown} or {tuple(self.y.shape[:3])}
-        rows = {field: _rows(parts.pop(name)) for name, field in _SHOWN.items() if name in parts}
-        if "targets" in rows and self.free_targets is self.targets:  # without noise they are the same
-            rows.setdefault("free_targets", rows["targets"])
-        if inputs:
-            points = {name: _rows(value) for name, value in inputs.items()}
-            parts |= {"template": parts.pop("x"), "points": points}
-        (n_batch, n_bridges, n_times), *others = axes
-        sizes = {"n_bridges": n_bridges, "n_times": n_times}
-        paths = dataclasses.replace(self, **{**sizes, **rows, **parts})
-        columns = [*paths.points.values(), paths.targets, paths.times, paths.free_targets, paths.weights]
-        lengths = {len(column) for column in columns if column is not None}
-        if paths.labels is not None:
-            lengths.add(len(paths.labels) * n_bridges * n_times)
-        is_same = (n_bridges, n_times) == (self.n_bridges, self.n_times)
-        if others or lengths != {n_batch * n_bridges * n_times} or not (is_whole or is_same):
-            raise ValueError("The parts of paths differ in batch, bridge or time: replace all that change.")
-        return paths
-
     def view(self, rows: Tensor) -> Tensor:
         """View rows as ``(batch, bridge, time, *feature)``, without a copy."""
         return view_rows(rows, self.n_times, self.n_bridges)
@@ -142,15 +114,6 @@ class Paths:
     def by_time(self, rows: Tensor) -> Tensor:
         """View rows as ``(time, bridge * batch, *feature)``."""
         return rows.unflatten(0, (self.n_times, -1))
-
-
-#: Attributes of `Paths` that hold what its users see as ``(batch, bridge, time, ...)``.
-_SHOWN = {"y": "targets", "s": "times", "free_y": "free_targets", "weight": "weights"}
-
-
-def _rows(shown: Tensor) -> Tensor:
-    """Invert `view_rows`."""
-    return shown.transpose(0, 2).flatten(0, 2)
 
 
 def view_rows(rows: Tensor, n_times: int, n_bridges: int) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.compiler import run_uncompiled
 from elliptica.core.bridge import Batch, Bridges, FarEnd, Paths, Quadrature, Sampling
 from elliptica.core.inputs import (
     Inputs,
@@ -22,7 +21,7 @@ from elliptica.core.inputs import (
     named_inputs,
     warn_user,
 )
-from elliptica.core.layers import Split, untracked_statistics
+from elliptica.core.layers import Split, run_uncompiled, untracked_statistics
 from elliptica.core.losses import GatherRanks, PerSampleLoss, evaluate, integrate, weighted_mean
 from elliptica.core.noise import Sigma
 from elliptica.core.partners import Pairing

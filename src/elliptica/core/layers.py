@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from elliptica.core.inputs import Inputs, call_model, copy_inputs
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def run_uncompiled(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Call a function as ordinary Python from inside a compiled one."""
+    # not as a decorator: that would import the compiler, which takes as long as importing torch
+    return torch.compiler.disable(function)(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -139,13 +148,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def is_wrapped(model: nn.Module) -> bool:
-    """Return whether DDP or FSDP2 already synchronises the model's gradients."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before it is imported
-    wrappers = (nn.parallel.DistributedDataParallel, *([] if fsdp is None else [fsdp.FSDPModule]))
-    return any(isinstance(module, wrappers) for module in model.modules())
-
-
 def check_unwrapped(model: nn.Module, second_order: bool) -> None:
     """Raise if a wrapped *model* (instead of a wrapped objective) would give silently wrong gradients.
 
@@ -154,7 +156,9 @@ def check_unwrapped(model: nn.Module, second_order: bool) -> None:
     """
     ddp = nn.parallel.DistributedDataParallel
     is_static = any(isinstance(module, ddp) and module.static_graph for module in model.modules())
-    if is_static or (second_order and is_wrapped(model)):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before it is imported
+    wrappers = (ddp, *([] if fsdp is None else [fsdp.FSDPModule]))
+    if is_static or (second_order and any(isinstance(module, wrappers) for module in model.modules())):
         raise ValueError(
             "The wrapper of the model does not synchronise the gradients of this weighting. Wrap the "
             "objective instead: DistributedDataParallel(Elliptic(model, loss_fn, ...))."

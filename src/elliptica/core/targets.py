@@ -105,18 +105,6 @@ class Targets:
         return size / size.sum(class_axis, keepdim=True)
 
 
-def encode_targets(
-    y: Tensor,
-    space: TargetSpace,
-    *,
-    num_classes: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    validate: bool = True,
-) -> Float[Tensor, " batch *target"]:
-    """Turn targets into points of ``space``, see `Targets.encode`."""
-    return Targets(space, num_classes, validate=validate).encode(y, dtype)
-
-
 def _check_labels(y: Tensor, num_classes: int) -> None:
     low, high = (int(v) for v in y.aminmax())
     if low < 0 or high >= num_classes:

@@ -6,8 +6,6 @@ from elliptica.landscape.bounds import certified_lipschitz as certified_lipschit
 from elliptica.landscape.bounds import estimated_lipschitz as estimated_lipschitz
 from elliptica.landscape.bounds import ordering_report as ordering_report
 from elliptica.landscape.bounds import shift_bound as shift_bound
-from elliptica.landscape.cost import StepCost as StepCost
-from elliptica.landscape.cost import step_cost as step_cost
 from elliptica.landscape.data_domain import DataDomain as DataDomain
 from elliptica.landscape.data_domain import Whitened as Whitened
 from elliptica.landscape.domains import Ball as Ball
@@ -15,6 +13,8 @@ from elliptica.landscape.domains import Box as Box
 from elliptica.landscape.domains import Domain as Domain
 from elliptica.landscape.domains import Polytope as Polytope
 from elliptica.landscape.estimate import LandscapeEstimate as LandscapeEstimate
+from elliptica.landscape.estimate import WeightsReport as WeightsReport
+from elliptica.landscape.estimate import weights_report as weights_report
 from elliptica.landscape.expected_loss import HittingReport as HittingReport
 from elliptica.landscape.expected_loss import NeighbourLoss as NeighbourLoss
 from elliptica.landscape.expected_loss import OccupationReport as OccupationReport
@@ -37,5 +37,3 @@ from elliptica.landscape.subharmonicity import Defect as Defect
 from elliptica.landscape.subharmonicity import SubharmonicityReport as SubharmonicityReport
 from elliptica.landscape.subharmonicity import mean_value_defect as mean_value_defect
 from elliptica.landscape.subharmonicity import subharmonicity_report as subharmonicity_report
-from elliptica.landscape.weights import WeightsReport as WeightsReport
-from elliptica.landscape.weights import weights_report as weights_report

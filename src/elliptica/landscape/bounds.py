@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -22,13 +22,10 @@ from elliptica.landscape.operator import Operator
 from elliptica.landscape.probes import shifted_probes
 from elliptica.landscape.subharmonicity import mean_value_defect, point_loss
 
-#: Points per row at which the gradient is evaluated for an estimated constant.
-_SAMPLES = 16
 #: Probes per query, between it and another one.
 _PER_QUERY = 8
 
 _SHIFT_NOTES = (
-    "The Lipschitz constant is the largest sampled gradient, so neither bound is a guarantee.",
     "The bound of the loss assumes that targets do not change when the inputs move.",
     "The bound of u is of the expected loss on the boundary, not of the loss at the shifted input.",
 )
@@ -47,13 +44,12 @@ class ShiftBound(Result):
         error: ``|f(x) - y|`` before the shift.
         shift: ``|T x - x|``.
         loss: Loss at the shifted input, with the original target.
-        loss_bound: Upper bound of ``loss``: ``(error + C shift)^2``; proved if ``certified``.
+        loss_bound: Upper bound of ``loss``: ``(error + C shift)^2``.
         exit_time: Expected exit time from the ball.
-        bound: Upper bound of ``u(T x, y)``; proved if ``certified``.
+        bound: Upper bound of ``u(T x, y)``.
         value: Monte-Carlo estimate of ``u(T x, y)``.
         stderr: Its standard error.
         lipschitz: Constant ``C`` of the network.
-        certified: Whether ``C`` is proved, or only the largest sampled gradient.
         notes: Remarks and cautions.
     """
 
@@ -66,12 +62,11 @@ class ShiftBound(Result):
     value: Float[Tensor, " rows"]
     stderr: Float[Tensor, " rows"]
     lipschitz: float
-    certified: bool
     notes: tuple[str, ...]
 
     @property
     def loss_violations(self) -> int:
-        """Number of rows whose loss exceeds its bound; zero if the constant is proved."""
+        """Number of rows whose loss exceeds its bound; zero if the constant holds."""
         return int((self.loss > self.loss_bound * (1 + 1e-4)).sum())  # single precision rounds
 
     @property
@@ -87,7 +82,7 @@ def shift_bound(
     transform: tuple[Tensor | None, Tensor | None],
     domain: Domain,
     *,
-    lipschitz: Literal["certified", "estimated"] | float = "certified",
+    lipschitz: float | None = None,
     joint: bool = True,
     n_walks: int = 1000,
     diffusion: float = 1.0,
@@ -108,8 +103,8 @@ def shift_bound(
         y: Real targets.
         transform: ``(matrix, offset)`` of the shift on flattened inputs; None omits a part.
         domain: `Ball`, or `DataDomain` in one, on inputs and targets (``joint``) or on inputs.
-        lipschitz: ``"certified"`` (product of spectral norms), ``"estimated"`` (largest sampled gradient), or
-            a constant that you know to hold.
+        lipschitz: Constant of the network, for which both bounds are proved. None: `certified_lipschitz`.
+            With `estimated_lipschitz`, a lower bound, neither is a guarantee.
         joint: Whether targets diffuse with the inputs, as in the paper.
         n_walks: Walks per row for the estimate.
         diffusion: ``sigma^2``; enters exit times only.
@@ -127,36 +122,15 @@ def shift_bound(
     value, stderr, n_outputs = estimate.value, estimate.stderr, y[0].numel()
     error, loss = (field(x, y).double() * n_outputs).sqrt(), field(moved, y).double()
     shift = (moved - x).reshape(len(x), -1).double().norm(dim=1)
-    constant, certified = _constant(field, x, moved, ball, lipschitz, generator)
+    constant = certified_lipschitz(field.model) if lipschitz is None else float(lipschitz)
     spread = ball.radius**2 - (z - ball.centre.to(z)).double().square().sum(1)  # E |Z_tau - z|^2
     time = spread / (z.shape[1] * diffusion)
     root = error + constant * shift
     loss_bound = root.square() / n_outputs
     # Minkowski: the root of E (a + b)^2 is at most the sum of the roots
     bound = (root + ((constant**2 + float(joint)) * spread).sqrt()).square() / n_outputs
-    notes = (*estimate.notes, *_SHIFT_NOTES[int(certified) :])
-    return ShiftBound(error, shift, loss, loss_bound, time, bound, value, stderr, constant, certified, notes)
-
-
-def _constant(
-    field: LossField,
-    x: Tensor,
-    moved: Tensor,
-    ball: Ball,
-    lipschitz: Literal["certified", "estimated"] | float,
-    generator: torch.Generator | None,
-) -> tuple[float, bool]:
-    if lipschitz == "certified":
-        return certified_lipschitz(field.model), True
-    if lipschitz != "estimated":
-        return float(lipschitz), True
-    shape = (_SAMPLES, *x.shape)
-    share = random.draw_uniform(shape[:2], device=x.device, generator=generator).to(x)
-    noise = random.draw_normal(shape, dtype=x.dtype, device=x.device, generator=generator)
-    between = torch.lerp(x, moved, share.reshape(*shape[:2], *[1] * (x.ndim - 1)))
-    wide = moved + noise * (ball.radius / math.sqrt(x[0].numel()))
-    points = torch.cat([x, moved, between.flatten(0, 1), wide.flatten(0, 1)])
-    return estimated_lipschitz(field.model, points, field.chunk_size), False
+    notes = (*estimate.notes, *_SHIFT_NOTES)
+    return ShiftBound(error, shift, loss, loss_bound, time, bound, value, stderr, constant, notes)
 
 
 #: Layers that never move two points further apart.
@@ -178,7 +152,7 @@ def certified_lipschitz(model: nn.Module) -> float:
 def _layers(model: nn.Module) -> Iterator[Any]:
     """Iterate over the layers of a sequential model in order of use."""
     if model._forward_hooks or model._forward_pre_hooks:  # they may change what it computes
-        raise TypeError(f'{type(model).__name__} has hooks. Remove them, or use lipschitz="estimated".')
+        raise TypeError(f"{type(model).__name__} has hooks. Remove them, or pass lipschitz= a number.")
     if type(model).forward is nn.Sequential.forward:
         for child in cast(nn.Sequential, model):  # a layer may appear twice
             yield from _layers(child)
@@ -200,9 +174,7 @@ def _layer_constant(layer: Any) -> float:
     if kind is nn.BatchNorm1d and layer.running_var is not None:
         scale = (layer.running_var.double() + layer.eps).rsqrt()
         return float((scale if layer.weight is None else scale * layer.weight.detach().double().abs()).max())
-    raise TypeError(
-        f'The Lipschitz constant of {kind.__name__} is not known: use lipschitz="estimated", or a number.'
-    )
+    raise TypeError(f"The Lipschitz constant of {kind.__name__} is not known: pass lipschitz= a number.")
 
 
 def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> float:

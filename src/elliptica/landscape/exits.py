@@ -78,12 +78,11 @@ def ball_exit_time(
     start: Float[Tensor, "q dim"],
     centre: Float[Tensor, " dim"],
     radius: float,
-    diffusion: float | Float[Tensor, " dim"] = 1.0,
+    diffusion: float = 1.0,
 ) -> Float[Tensor, " q"]:
-    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``."""
+    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / (a dim)``."""
     length = _inside(start, centre, radius)[1]
-    total = float(diffusion.sum()) if isinstance(diffusion, Tensor) else diffusion * start.shape[1]
-    return ((radius - length) * (radius + length) / total).to(start.dtype)
+    return ((radius - length) * (radius + length) / (diffusion * start.shape[1])).to(start.dtype)
 
 
 def sample_drifted_direction(

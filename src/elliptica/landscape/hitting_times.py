@@ -14,16 +14,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import random
-from elliptica._utils.compiler import run_uncompiled
-from elliptica.core.inputs import LossFn, warn_user
+from elliptica.core.inputs import LossFn, check_weight, warn_user
+from elliptica.core.layers import run_uncompiled
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space, project_to_simplex
+from elliptica.core.targets import Targets, TargetSpace, infer_target_space, project_to_simplex
 from elliptica.landscape.data_domain import DataDomain, Outer
 from elliptica.landscape.domains import OUTER, Ball, Box, Domain
 from elliptica.landscape.estimate import FEW_HITS, FEW_UNFINISHED, UNFINISHED
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.solve import default_shell, domain_size, merge_repeated
-from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import walk_on_spheres
 
 StartLaw = Literal["uniform", "between"]
 
@@ -161,8 +161,10 @@ class HittingTimes(nn.Module):
             outer = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
         #: The region of the walks, in the coordinates of `join`.
         self.domain = DataDomain(points, epsilon=epsilon, fraction=fraction, outer=outer, margin=margin)
-        _check_weight(sample_weight, len(x))
-        weight = None if sample_weight is None else sample_weight.detach().to(points)
+        weight = None
+        if sample_weight is not None:
+            check_weight(sample_weight, len(x))
+            weight = sample_weight.detach().to(points)
         self.register_buffer("weight", merge_repeated(self.domain, weight), persistent=False)
         self.register_buffer("points", points, persistent=False)
         # a class-weighted loss is divided by the mean weight of the training labels, which no draw changes
@@ -196,7 +198,8 @@ class HittingTimes(nn.Module):
         if x is None or y is None:
             raise ValueError("In eval() mode the objective is the ordinary loss, which needs x and y.")
         target = self._encode(x, y)
-        _check_weight(sample_weight, len(x))
+        if sample_weight is not None:
+            check_weight(sample_weight, len(x))
         class_weight = self._class_weights(target, y)
         return weighted_mean(self.loss(self.model(x), target), sample_weight, class_weight)
 
@@ -257,7 +260,7 @@ class HittingTimes(nn.Module):
         return x, project_to_simplex(plane, "euclidean").movedim(-1, 1)
 
     def _encode(self, x: Tensor, y: Tensor) -> Tensor:
-        return encode_targets(y, self.target_space, num_classes=self.num_classes, dtype=x.dtype)
+        return Targets(self.target_space, self.num_classes).encode(y, x.dtype)
 
     def _starts(
         self,
@@ -269,7 +272,8 @@ class HittingTimes(nn.Module):
     ) -> Tensor:
         """Return starts as points: those given, or random ones."""
         if x is not None and y is not None:
-            _check_weight(sample_weight, len(x))
+            if sample_weight is not None:
+                check_weight(sample_weight, len(x))
             return self.join(x, y)
         if x is not None or y is not None or sample_weight is not None:
             raise ValueError("Walks start at x and y together. Pass both (and sample_weight), or none.")
@@ -309,11 +313,6 @@ def _refuse_gradient(**given: Tensor | None) -> None:
     for name, value in given.items():
         if value is not None and value.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires a gradient, but walks carry none. Pass {name}.detach().")
-
-
-def _check_weight(sample_weight: Tensor | None, rows: int) -> None:
-    if sample_weight is not None and sample_weight.shape != (rows,):
-        raise ValueError(f"sample_weight must have shape ({rows},), not {tuple(sample_weight.shape)}.")
 
 
 def _simplex_basis(target: Tensor) -> Tensor:

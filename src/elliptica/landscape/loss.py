@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from elliptica.core.inputs import Inputs, LossFn, call_model, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.layers import evaluation_mode
 from elliptica.core.losses import PerSampleLoss
-from elliptica.core.targets import encode_targets, space_of_loss
+from elliptica.core.targets import Targets, space_of_loss
 
 
 class LossField:
@@ -99,7 +99,7 @@ class LossField:
             return y
         dtype = output.dtype if isinstance(output, Tensor) else torch.get_default_dtype()
         if self.num_classes is not None:
-            return encode_targets(y, "simplex", num_classes=self.num_classes, dtype=dtype)
+            return Targets("simplex", self.num_classes).encode(y, dtype)
         space = space_of_loss(self.loss_fn)
         if space == "simplex" and isinstance(output, Tensor) and output.ndim > 1:
             low, high = (int(label) for label in y.aminmax())

@@ -25,10 +25,9 @@ from elliptica.landscape.estimate import (
     average,
     cautions,
 )
-from elliptica.landscape.euler import euler_maruyama
 from elliptica.landscape.exits import ball_exit_time, sample_ball_exit
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.spheres import DriftMode, walk_on_spheres
+from elliptica.landscape.walks import DriftMode, euler_maruyama, walk_on_spheres
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
@@ -56,9 +55,7 @@ def estimate_landscape(
     shell: float | None = None,
     dt: float | None = None,
     max_steps: int | None = None,
-    boundary_shift: bool = True,
     drift: DriftMode = "sample",
-    chunk_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> LandscapeEstimate:
     """Solve ``1/2 tr(a Hess u) + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
@@ -89,12 +86,9 @@ def estimate_landscape(
         dt: Step of ``"euler"``. None: a thousandth of the time scale of the domain, less with balls.
         max_steps: Walks that need more are reported and skipped, never projected. None: 10 000 spheres, or
             thirty times the typical time of the domain for ``"euler"``.
-        boundary_shift: Correct ``"euler"`` for walks that leave and return within a step (False: the
-            plain scheme, as in the paper).
         drift: How ``"spheres"`` treats a drift: ``"sample"`` (walks follow it) or ``"weight"`` (weights on
             driftless walks; better if values are far larger where the drift does not lead).
-        chunk_size: Queries at a time. None keeps walks below about 200 MB.
-        generator: Source of randomness. The same generator state and chunks give the same numbers.
+        generator: Source of randomness. The same state gives the same numbers.
 
     Returns:
         Values with standard error, bias and shares of how walks ended.
@@ -116,7 +110,6 @@ def estimate_landscape(
         default_shell(region, at, size) if shell is None else shell,
         step,
         max_steps or 10_000,
-        boundary_shift,
         drift,
         generator,
     )
@@ -125,7 +118,7 @@ def estimate_landscape(
         steps = max_steps or euler_steps(operator, at, size, step)
         problem = replace(problem, max_steps=steps, drift="sample")
     fitting = max(int(_BATCH / (80 * n_walks * at.shape[1])), 1)  # ten copies of the walks in float64
-    chunks = torch.arange(len(at), device=at.device).split(chunk_size or fitting)
+    chunks = torch.arange(len(at), device=at.device).split(fitting)
     return _assemble(problem, name, [_SOLVE[name](problem, rows) for rows in chunks])
 
 
@@ -209,7 +202,6 @@ class DirichletProblem:
     shell: float
     dt: float
     max_steps: int
-    boundary_shift: bool
     drift: DriftMode
     generator: torch.Generator | None
 
@@ -329,13 +321,12 @@ def _solve_spheres(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, T
 
 
 def _solve_euler(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Tensor]:
-    """Step in time; the bias is of order ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
+    """Step in time; with the boundary shift the bias is of order ``dt``."""
     walks = euler_maruyama(
         problem.domain,
         problem.starts(rows),
         problem.operator,
         dt=problem.dt,
-        shift=problem.boundary_shift,
         max_steps=problem.max_steps,
         generator=problem.generator,
     )
@@ -343,7 +334,7 @@ def _solve_euler(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Ten
     balls, length = problem.balls, problem.size
     length = length if balls is None else min(length, float(balls.radii.min()))
     step = problem.operator.speeds(problem.at)[1] * math.sqrt(problem.dt) / length
-    return result, result.span * min(step**2 if problem.boundary_shift else step, 1.0)
+    return result, result.span * min(step**2, 1.0)
 
 
 #: Solvers, the most accurate first.

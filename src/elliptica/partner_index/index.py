@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
@@ -216,10 +216,6 @@ class PartnerIndex:
         """Draw partners for the rows ``index`` of the data set, as row numbers of it, on the CPU."""
         drawn = self._law.draw(self._positions(index), n_bridges, generator)
         return torch.from_numpy(self._arrays.rows[drawn.positions.numpy()].astype(np.int64))
-
-    def error_bounds(self, index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Bound, for each row, the change of its law by stopping after ``max_draws``, in total variation."""
-        return self._law.cap_bounds(self._positions(index))
 
     @property
     def error_bound(self) -> float:

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 import torch.distributed
-from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -122,21 +121,6 @@ def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tenso
         return tensor[starts:].unflatten(0, (starts, n_bridges))  # raises if this is no batch of pairs
 
     return map_tensors(lambda tensor: tensor[:starts], x), y[:starts], (map_tensors(tail, x), tail(y))
-
-
-def swapped_partners(n_rows: int) -> Int[Tensor, " rows"]:
-    """Return partners within a batch of `PairBatchSampler` with one bridge: every pair in both directions.
-
-    For objectives that need both ends in the batch (``at=`` with marginal sampling), where ``end=`` cannot be
-    used: ``objective(x, y, partners=swapped_partners(len(y)))``.
-
-    Example:
-        >>> swapped_partners(6)
-        tensor([3, 4, 5, 0, 1, 2])
-    """
-    if n_rows % 2:
-        raise ValueError(f"n_rows must be even in a batch of pairs, but is {n_rows}.")
-    return torch.arange(n_rows).roll(n_rows // 2)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from elliptica import __version__
 from elliptica._utils import checks
 from elliptica._utils.extras import count
-from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
+from elliptica._utils.files import read_arrays, replacing, write_atomically
 from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.judge import join
 from elliptica.report.page import present_versions
@@ -135,7 +135,7 @@ class Store:
         try:
             arrays = read_arrays(file) if file.exists() else {}
             file = folder / RESULTS
-            content = read_json(file)
+            content = json.loads(file.read_text(encoding="utf-8"))
             about = content["about"]
             for values in content["records"]:
                 name = f"{values['repeat']}/{values['fold']}/{values['method']}"

@@ -21,7 +21,7 @@ from elliptica._utils.random import draw_permutation, stream
 from elliptica.core.inputs import LossFn
 from elliptica.core.layers import evaluation_mode
 from elliptica.core.losses import PerSampleLoss
-from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
+from elliptica.core.targets import Targets, TargetSpace, infer_target_space
 from elliptica.tables.findings import NO_HELD_OUT, Quantity, RowsOf
 
 #: Kind of targets: one class per row, one or several numbers, or something else that only has a loss.
@@ -242,7 +242,7 @@ class Evidence:
         rows, space = self.rows[kind], self.fitted.space
         outputs, raw = self.fitted.call(rows.x), _flat(rows.x)
         n_classes = outputs.shape[1] if space == "simplex" else None
-        target = encode_targets(rows.targets, space, num_classes=n_classes, dtype=outputs.dtype)
+        target = Targets(space, n_classes).encode(rows.targets, outputs.dtype)
         losses = PerSampleLoss(self.fitted.loss_fn)(outputs, target).detach().cpu().double()
         bad = (~losses.isfinite()).nonzero().flatten().tolist()
         if bad:

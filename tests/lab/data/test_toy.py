@@ -128,29 +128,6 @@ def test_interior_is_uniform_by_area(moon, generator):
     assert_uniform_in_tube(to_upper(moons.interior_x, moons.interior_y)[mine.numpy()])
 
 
-def wrong_tube(u, v, w, *, band_by_radius=False, caps_by_radius=False, share=R / (2 + R)):
-    """Interior with one of three mistakes; none by default."""
-    r = 1 - R + 2 * R * w if band_by_radius else np.sqrt((1 - R) ** 2 + 4 * R * w)
-    in_band = np.c_[r * np.cos(np.pi * v), r * np.sin(np.pi * v)]
-    rho = R * (w if caps_by_radius else np.sqrt(w))
-    turn = 2 * np.pi * v
-    side = np.where(turn < np.pi, 1.0, -1.0)
-    in_cap = np.c_[side + rho * np.cos(turn % np.pi), -rho * np.sin(turn % np.pi)]
-    return np.where((u < share)[:, None], in_cap, in_band)
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize(
-    "defect",
-    [{"band_by_radius": True}, {"caps_by_radius": True}, {"share": R / (1 + R)}, {"share": 0.0}],
-    ids=str,
-)
-def test_interior_check_rejects_wrong_samplers(defect, generator):
-    u, v, w = torch.rand(3, 20_000, generator=generator, dtype=torch.float64).numpy()
-    with pytest.raises(AssertionError, match="not uniform by area"):
-        assert_uniform_in_tube(wrong_tube(u, v, w, **defect))
-
-
 @pytest.mark.statistical
 def test_half_discs_are_uniform(generator):
     """By arc length on the boundary, by area inside; uniform in radius, or by equal pieces, is rejected."""

@@ -1,7 +1,6 @@
 """The demo: what is trained, what is measured, the files of the command, and the study of variants."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from elliptica.cli import app
 from elliptica.core.elliptic import Elliptic
 from elliptica.lab.data.toy import half_discs
 from elliptica.lab.demo import moons as demo
-from elliptica.lab.demo.pictures import TOP, draw_page, moon_surfaces, surface_colours
+from elliptica.lab.demo.pictures import TOP, moon_surfaces, surface_colours
 
 SHORT = demo.Settings(n_seeds=2, n_steps=40, n_points=1000)
 
@@ -125,18 +124,10 @@ def test_files_of_the_command(tmp_path):
     result = CliRunner().invoke(app, ["demo", "--seeds", "1", "--steps", "3", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     made = {path.name: path for path in (tmp_path / "out").iterdir()}
-    assert set(made) == {"two_moons.png", "losses.png", "two_moons.html", "two_moons.json"}
+    assert set(made) == {"two_moons.png", "losses.png", "two_moons.json"}
     for name in ("two_moons.png", "losses.png"):
         assert made[name].read_bytes().startswith(b"\x89PNG")
     assert "of 1 seeds" in result.output
-
-
-def test_the_page_needs_no_network_and_shows_the_numbers(study):
-    page = draw_page(study)
-    assert not re.search(r'<(script|link|img)[^>]+(src|href)="?(https?:)?//', page)
-    for row in study.table()[1:]:
-        assert all(cell in page for cell in row)
-    assert demo.SMALL_PRINT[:40] in page
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from elliptica import Elliptic, InverseDistance
+from elliptica import InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
-from elliptica.lab.experiments.context import ModuleObjective, environment
-from elliptica.lab.experiments.methods import Released, elliptic_settings
+from elliptica.lab.experiments.methods import ModuleObjective, elliptic_settings, environment
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
 from experiment_cases import (
@@ -395,23 +394,3 @@ def test_flat_settings_make_the_objective_of_the_paper():
     assert (found["sigma"], found["sigma_y"], found["end_time"]) == pytest.approx((0.1, 0.06, 0.5))
     assert elliptic_settings({"sigma": "green", "horizon": 0.01})["sigma_y"] == 0.0
     assert elliptic_settings({"weighting": "none", "xi": 3.0})["weighting"] is None
-
-
-def test_released_weighting_is_that_of_the_authors_code():
-    """Their code differentiates the mean over the rows; here by hand, for a linear model."""
-    model = nn.Linear(3, 1).double()
-    x, y = torch.randn(8, 3).double(), torch.randn(8, 1).double()
-    objective = Elliptic(model, nn.MSELoss(), sampling="path", n_times=4, sigma=0.3, weighting=Released(0.7))
-    paths = objective.sample(x, y)
-    z, target = paths.x[:, 0].detach(), paths.y[:, 0]
-    error = model(z) - target
-    g = 2 * error * model.weight / 8  # gradient of the mean over the rows of each time
-    term = ((g * z).sum(2) - 0.5 * g.square().sum(2)).mean(1)
-    expected = (error.square().mean((1, 2)) - 0.7 * term).mean()
-    assert torch.allclose(objective.loss_on(paths), expected)
-    for one, other in zip(
-        torch.autograd.grad(objective.loss_on(paths), list(model.parameters())),
-        torch.autograd.grad(expected, list(model.parameters())),
-        strict=True,
-    ):
-        assert torch.allclose(one, other)

@@ -99,17 +99,6 @@ def test_a_failing_run_does_not_stop_the_others(toy, tmp_path):
     assert [is_recorded(tmp_path, each) for each in wanted] == [True, False]
 
 
-def test_labels_shuffled_in_every_batch_are_drawn_anew():
-    y, generator = torch.arange(40), torch.Generator().manual_seed(0)
-    relabel = registry.label_noise({"shuffled_per_batch": 0.5})
-    seen = [relabel(y, generator) for _ in range(2)]
-    assert not torch.equal(seen[0], seen[1])
-    for labels in seen:
-        assert torch.equal(labels.sort().values, y)
-        assert 10 <= (labels != y).sum() <= 20
-    assert registry.label_noise({}) is None
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("change", "named"),
@@ -137,13 +126,6 @@ def test_a_wrong_row_keeps_a_table_from_training(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "do_run", None)
     assert "sigmma" in command("run", tmp_path / "mine.toml", "--out", tmp_path / "runs", status=2)
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_check_accepts_every_preset_row_on_small_data(toy, tmp_path):
-    assert (
-        check_runs([*runs("toy", toy), run_of("jtt"), run_of("umix"), run_of("groupdro")], Options(tmp_path))
-        == {}
-    )
 
 
 @pytest.mark.bad_input

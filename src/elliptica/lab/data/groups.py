@@ -25,7 +25,7 @@ from elliptica._utils import checks
 from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.data.catalogue import find_entry, find_files
 from elliptica.lab.data.images import PixelStatistics, normalise, pillow
-from elliptica.lab.data.splits import Dataset, Scaling, Split, standardise
+from elliptica.lab.data.splits import Dataset, Split, standardise
 
 #: Means and deviations of ImageNet's channels, in units of pixels: 255 times 0.485, 0.456, 0.406 and 0.229,
 #: 0.224, 0.225.
@@ -184,15 +184,12 @@ class ImageFiles:
             return self.pipeline(image, generator)
 
 
-Validation = Literal["ood", "id"]
-
 #: Published training images of each group.
 _TRAINING_GROUPS = {"waterbirds": [3498, 184, 56, 1057], "celeba": [71629, 66874, 22880, 1387]}
 # An archive of Kaggle holds the folder within a folder of the same name.
 _FACES = ("img_align_celeba/img_align_celeba", "img_align_celeba", "Img/img_align_celeba")
 _SHORTER_SIDE = 178  # of CelebA's photographs
 _VALIDATION_CENTRE, _TEST_CENTRE = 1, 2
-_N_HELD_OUT = 33560  # patches of the training hospitals
 
 
 def load_waterbirds(
@@ -277,7 +274,6 @@ def load_camelyon17(
     seed: int = 0,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    validation: Validation = "ood",
     size: int = 96,
     augment: Literal["flip", "none"] = "none",
     workers: int = 4,
@@ -294,8 +290,6 @@ def load_camelyon17(
     Args:
         seed: As in `load_waterbirds`.
         data_dir: Holds ``camelyon17_v1.0`` (or ``camelyon17/camelyon17_v1.0``).
-        validation: ``"ood"`` takes the hospital reserved for it; ``"id"`` the held-out patches of the
-            training hospitals (33560 of them).
         size: Height and width of the inputs.
         augment: ``"flip"`` is what the paper's text says, ``"none"`` what the code of the pipeline does.
         workers: Threads that decode images.
@@ -305,13 +299,12 @@ def load_camelyon17(
         ``group`` is the centre. Validation and test hold one group each, which is not among those trained on.
     """
     checks.choice("augment", augment, ("flip", "none"))
-    checks.choice("validation", validation, get_args(Validation))
     (path,) = find_files("camelyon17", data_dir)
     table = _read_csv(path)
     y, centre, split = (np.array(table[key], dtype=np.int64) for key in ("tumor", "center", "split"))
     is_trained_on = (centre != _VALIDATION_CENTRE) & (centre != _TEST_CENTRE)
-    is_validation = centre == _VALIDATION_CENTRE if validation == "ood" else is_trained_on & (split == 1)
-    part = np.select([is_trained_on & (split == 0), is_validation, centre == _TEST_CENTRE], [0, 1, 2], 3)
+    held_out = centre == _VALIDATION_CENTRE, centre == _TEST_CENTRE
+    part = np.select([is_trained_on & (split == 0), *held_out], [0, 1, 2], 3)
     names = []
     for patient, node, left, top in zip(
         *(table[key] for key in ("patient", "node", "x_coord", "y_coord")), strict=True
@@ -319,8 +312,7 @@ def load_camelyon17(
         slide = f"patient_{patient}_node_{node}"
         names.append(f"{path.parent}/patches/{slide}/patch_{slide}_x_{left}_y_{top}.png")
     pipeline = Pipeline(size, centre=size, first=size, augment=augment)
-    sizes = None if validation == "ood" else (302436, _N_HELD_OUT, 85054)
-    return _dataset("camelyon17", names, y, centre, part, pipeline, seed, workers, sizes)
+    return _dataset("camelyon17", names, y, centre, part, pipeline, seed, workers)
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
@@ -344,7 +336,6 @@ def _dataset(
     pipeline: Pipeline,
     seed: int,
     workers: int,
-    sizes: Sequence[int] | None = None,
 ) -> Dataset:
     """Make a data set of image files; ``part`` is 0, 1, 2 for training, validation, test, or 3 for none.
 
@@ -356,7 +347,7 @@ def _dataset(
     counts = np.bincount(part, minlength=4)[:3].tolist()
     groups = np.bincount(group[part == 0]).tolist()
     entry = find_entry(name)
-    if counts != list(sizes or entry.rows) or groups != _TRAINING_GROUPS.get(name, groups):
+    if counts != list(entry.rows) or groups != _TRAINING_GROUPS.get(name, groups):
         warnings.warn(
             f"{name} has parts of {counts} images and training groups of {groups}, not those published. Do "
             f"not compare results with published ones. The original comes from: {entry.source}.",
@@ -372,39 +363,30 @@ def _dataset(
     return Dataset(name, splits[0], splits[1], splits[2], task="classification")
 
 
-def load_waterbirds_features(
-    seed: int = 0,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: Scaling = "train",
-) -> Dataset:
+def load_waterbirds_features(seed: int = 0, *, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Load Waterbirds as 1280 features of a frozen network: land birds (0) against water birds (1).
 
     Features are the average of the last feature map of EfficientNet-Lite0 with ImageNet weights, one row
     per photograph; the parts are the official ones, 4795 / 1199 / 5794 rows. In training 95 % of the
-    birds are seen against the background that suits them; in validation and test, half.
+    birds are seen against the background that suits them; in validation and test, half. Each feature has mean
+    0 and deviation 1 in the training rows (one that is constant there becomes 0 in all rows).
 
     Deviation: the paper fine-tunes a network on the photographs. Do not compare numbers with such work.
 
     Args:
         seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
         data_dir: Holds ``waterbirds/waterbirds_effnetlite0.npz``; see `data_directories` if None.
-        scale: ``"train"`` gives each feature mean 0 and deviation 1 in the training rows (a feature that
-            is constant there becomes 0 in all rows); ``"none"`` leaves them alone.
 
     Returns:
         Inputs of shape ``(n, 1280)``, float32; classes of shape ``(n,)``, int64; ``group`` is twice the
         class plus the background (0 land, 1 water), so that groups 1 and 2 are the rare ones.
     """
-    checks.choice("scale", scale, get_args(Scaling))
     (path,) = find_files("waterbirds-features", data_dir)
     with np.load(path, allow_pickle=False) as file:
         x, y, place, part = (torch.from_numpy(file[key]) for key in ("features", "y", "place", "split"))
     rng = np.random.RandomState(seed)
     rows = [torch.from_numpy(rng.permutation(np.flatnonzero(part.numpy() == i))) for i in range(3)]
-    inputs = [x[index].double() for index in rows]
-    if scale == "train":
-        inputs = standardise(inputs)
+    inputs = standardise([x[index].double() for index in rows])
     y, place = y.long(), place.long()
     train, validation, test = (
         Split(features.float(), y[index], 2 * y[index] + place[index])

@@ -31,7 +31,7 @@ from elliptica._utils.extras import import_extra
 from elliptica._utils.files import replacing
 from elliptica._utils.random import draw_permutation, draw_uniform
 from elliptica.lab.data.catalogue import ENTRIES, data_directories, find_files
-from elliptica.lab.data.splits import Dataset, Scaling, Split, standardise
+from elliptica.lab.data.splits import Dataset, Split, standardise
 from elliptica.lab.models import load_backbone
 
 Images = NDArray[np.uint8]  # (n, channels, height, width)
@@ -395,12 +395,7 @@ def colour(
     return torch.where(grey > _BACKGROUND, grey * channels, grey.expand(-1, 3, -1, -1))
 
 
-def load_rcf_mnist_features(
-    seed: int = 0,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    scale: Scaling = "train",
-) -> Dataset:
+def load_rcf_mnist_features(seed: int = 0, *, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Load RCF-MNIST as 1280 features of a frozen network: find the angle of a picture.
 
     Features are the average of the last feature map of EfficientNet-Lite0 with ImageNet weights, at images of
@@ -410,13 +405,12 @@ def load_rcf_mnist_features(
 
     Deviation: the paper trains ResNet-18 on the images. Do not compare numbers with such work.
 
-    The seed orders the rows within each part. ``scale`` is as in `load_waterbirds_features`.
+    The seed orders the rows within each part. Features are scaled as in `load_waterbirds_features`.
 
     Returns:
         Inputs of shape ``(n, 1280)`` and targets of shape ``(n, 1)``, float32; ``group`` as in
         `load_rcf_mnist`.
     """
-    checks.choice("scale", scale, get_args(Scaling))
     places = [place / "rcf_mnist" / "effnetlite0-64px.npz" for place in data_directories(data_dir)]
     path = next((place for place in places if place.is_file()), places[-1])
     if not path.is_file():
@@ -424,20 +418,18 @@ def load_rcf_mnist_features(
     rng = np.random.RandomState(seed)
     train, validation, test = (
         Split(x[rows], y[rows], group[rows])
-        for x, y, group in _read(path, scale)
+        for x, y, group in _read(path)
         for rows in (torch.from_numpy(rng.permutation(len(x))),)
     )
     return Dataset("rcf_mnist", train, validation, test, task="regression")
 
 
 @functools.lru_cache(maxsize=1)  # scaling costs as much as an epoch of a small head
-def _read(path: Path, scale: Scaling) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
+def _read(path: Path) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
     """Read and scale the parts; the order of their rows is that of the images."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {key: torch.from_numpy(file[key]) for key in file.files}
-    inputs = [arrays[f"{part}.x"].double() for part in _PARTS]
-    if scale == "train":
-        inputs = standardise(inputs)
+    inputs = standardise([arrays[f"{part}.x"].double() for part in _PARTS])
     return tuple(
         (x.float(), arrays[f"{part}.y"], arrays[f"{part}.group"])
         for x, part in zip(inputs, _PARTS, strict=True)

@@ -1,8 +1,7 @@
-"""Draw the two moons of the demo: the picture, the losses by place, and a page with surfaces to turn."""
+"""Draw the two moons of the demo: the surfaces of the loss, and the losses by place."""
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from collections.abc import Sequence
@@ -10,13 +9,11 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-import plotly.graph_objects as go
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 from torch import nn
 
 from elliptica.lab.demo.moons import METHODS, SMALL_PRINT, Exhibit, Run, Settings, Study
@@ -38,9 +35,6 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
-#: Colours of heights on the page: blue up to one, red above.
-_COLOURS = [(0.0, "#e3eef9"), (1 / TOP, "#5aa2cf"), (1 / TOP + 1e-3, "#ef4a36"), (1.0, "#a50f15")]
-
 Array = NDArray[np.float64]
 
 
@@ -205,64 +199,3 @@ def draw_losses(study: Study) -> Figure:
             axes.set_title(METHODS[method], loc="left", fontweight="bold")
         panels[0].set_ylabel("loss")
     return figure
-
-
-def draw_page(study: Study) -> str:
-    """Write one self-contained page: surfaces to turn, the table, and how it was done."""
-    n, seeds = len(study.exhibits), study.settings.n_seeds
-    titles = [f"{METHODS[m]}: bound kept in {study.kept(m)} of {seeds} seeds" for m in study.exhibits]
-    scenes = [[{"type": "scene"}] * n]
-    figure = make_subplots(1, n, specs=scenes, subplot_titles=titles, horizontal_spacing=0.01)
-    for column, exhibit in enumerate(study.exhibits.values(), 1):
-        figure.add_traces(_traces(exhibit), rows=1, cols=column)
-    hidden = {"visible": False, "showspikes": False}
-    camera = {
-        "eye": {"x": -0.2, "y": -1.5, "z": 1.3},
-        "center": {"x": 0, "y": 0, "z": -0.35},
-        "projection": {"type": "orthographic"},
-    }
-    figure.update_scenes(xaxis=hidden, yaxis=hidden, zaxis={**hidden, "range": [-0.1, TOP]}, camera=camera)
-    figure.update_scenes(aspectmode="manual", aspectratio={"x": 2.3, "y": 1.76, "z": 1.5})
-    margin = {"l": 0, "r": 0, "t": 40, "b": 0}
-    figure.update_layout(template="none", height=420, showlegend=False, margin=margin)
-    header, *rows = [[html.escape(cell) for cell in row] for row in study.table()]
-    body = "\n".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
-    notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in captions(study.settings))
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Two moons: the loss inside and on the boundary</title>
-<style>body {{ font: 16px/1.5 system-ui, sans-serif; color: {INK}; margin: 2em auto; max-width: 94vw }}
-h1 {{ font-size: 1.4em }} p {{ max-width: 75em; color: {MUTED} }}
-th, td {{ padding: .2em 1.6em .2em 0; text-align: left }}
-</style></head><body>
-<h1>{html.escape(study.headline())}</h1>
-<p>Height: the loss over two moons as a multiple of the largest loss on their rim, which the networks were
-trained on. Red: the loss inside is above it. Drag a surface to turn it; hover to read the loss.</p>
-{figure.to_html(full_html=False, include_plotlyjs=True, config={"displayModeBar": False})}
-<table><thead><tr><th>{"</th><th>".join(header)}</th></tr></thead><tbody>
-{body}
-</tbody></table>
-{notes}
-</body></html>
-"""
-
-
-def _traces(exhibit: Exhibit) -> list[Any]:
-    """Make the surfaces of both moons, and some points on them."""
-    moons, bound = exhibit.moons, float(exhibit.boundary.max())
-    traces: list[Any] = []
-    for moon, surface in enumerate(moon_surfaces(exhibit.network, 111, 25)):
-        height = np.clip(surface.loss / bound, 0, TOP).astype(np.float32)
-        look = {"surfacecolor": height, "colorscale": _COLOURS, "cmin": 0, "cmax": TOP, "showscale": False}
-        place = {"x": surface.x.astype(np.float32), "y": (surface.y + APART * moon).astype(np.float32)}
-        hover = {"customdata": surface.loss, "hovertemplate": "loss %{customdata:.3g}<extra></extra>"}
-        light = {"ambient": 0.85, "diffuse": 0.3}
-        traces.append(go.Surface(**place, z=height, **look, **hover, lighting=light))
-    for x, y, losses, n, colour in (
-        (moons.boundary_x, moons.boundary_y, exhibit.boundary, 1600, BOUNDARY),
-        (moons.interior_x, moons.interior_y, exhibit.inside, 250, INSIDE),
-    ):
-        points = (x[:n] + y[:n, None] * torch.tensor([0.0, APART])).numpy()
-        z = (losses[:n] / bound).clamp(0, TOP).add(0.01).float().numpy()  # just above the surface
-        marker = {"size": 1.5, "color": colour}
-        traces.append(go.Scatter3d(x=points[:, 0], y=points[:, 1], z=z, mode="markers", marker=marker))
-    return traces

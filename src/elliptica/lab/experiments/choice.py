@@ -208,8 +208,7 @@ def _choices(name: str, specification: Specification, recorded: list[Run]) -> li
             continue
         epochs = specification.datasets[run.dataset].training.get("epochs", base.training["epochs"])
         epochs = round(run.training["epochs"] * epochs / base.training["epochs"])  # a row may have its own
-        given = {"epochs": max(epochs, 1), "precision": run.training.get("precision", "float32")}
-        training = {n: v for n, v in given.items() if run.training.get(n) != base.training.get(n)}
+        training = {"epochs": max(epochs, 1)} if run.training["epochs"] != base.training["epochs"] else {}
         select = run.select if run.select != base.select else None
         choice = Choice(name, [run.dataset], None, 1, run.match_evaluations, training, select=select)
         choices += [choice] * (choice not in choices)

@@ -110,16 +110,11 @@ class Records:
         stat = self.path.stat() if self.path.exists() else None
         stamp = () if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if stamp != self._stamp:
-            records: dict[str, Record] = {}
-            for number, line in enumerate(read_lines(self.path), 1):
-                try:
-                    record = Record.model_validate(line)
-                except ValidationError as error:
-                    first = error.errors()[0]
-                    place = ".".join(map(str, first["loc"]))
-                    raise ValueError(f"{self.path}, line {number}: {place}: {first['msg']}") from error
-                records[record.hash] = record
-            self._records, self._stamp = records, stamp
+            try:
+                records = [Record.model_validate(line) for line in read_lines(self.path)]
+            except ValidationError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+            self._records, self._stamp = {record.hash: record for record in records}, stamp
         return list(self._records.values())
 
     def find(self, hash_: str) -> Record | None:

@@ -21,8 +21,7 @@ from elliptica.lab import data as lab_data
 from elliptica.lab.data.images import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets, shuffle_labels
 from elliptica.lab.data.toy import two_moons
-from elliptica.lab.experiments.context import from_module
-from elliptica.lab.experiments.methods import METHODS
+from elliptica.lab.experiments.methods import METHODS, from_module
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
@@ -77,13 +76,13 @@ def load_dataset(
     if not share:
         return data
     noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
-    return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
+    return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy))
 
 
 def label_noise(settings: dict[str, Any]) -> Relabel | None:
     """Shuffles a share of the labels of every batch anew; None if the settings do not ask for it."""
     share = settings.get("shuffled_per_batch", 0.0)
-    return (lambda y, generator: shuffle_labels(y, share, generator=generator).y) if share else None
+    return (lambda y, generator: shuffle_labels(y, share, generator=generator)) if share else None
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:

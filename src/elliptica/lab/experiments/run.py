@@ -28,8 +28,7 @@ from elliptica._utils.files import replacing
 from elliptica._utils.random import stream
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import metrics
-from elliptica.lab.experiments.context import Context
-from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
+from elliptica.lab.experiments.methods import METHODS, Context, make_loss, prepare
 from elliptica.lab.experiments.records import (
     DRAWS,
     Record,

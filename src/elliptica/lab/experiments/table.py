@@ -34,9 +34,7 @@ RULE = (
     f"Bold: best mean, and better than every other row on the same seeds (paired t test, p < {LEVEL} after "
     f"Holm's correction; at least three seeds). {SPREAD}"
 )
-DAGGER = "†"
-OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to the digit."
-HIDDEN = "with earlier random draws left out: elliptica run does them anew, --all-draws shows them"
+HIDDEN = "with earlier random draws left out: elliptica run does them anew"
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Cell:
     values: dict[int, float]  # by seed, in the units of the table
     paper: Pair | None
     is_best: bool = False  # best mean, and better than every other method in a paired test
-    is_old: bool = False  # some values were made with earlier random draws
 
     @property
     def mean(self) -> float:
@@ -84,26 +81,24 @@ def make_table(
     part: Part = "test",
     remarks: tuple[str, ...] = (),
     epoch: Epoch = "chosen",
-    *,
-    all_draws: bool = False,
 ) -> Table:
     """Collect the records of the runs that a table consists of.
 
     The validation part is for choices among methods; the paper's values stand beside the test part only.
     ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`. Records with earlier
-    random draws, which a new run does not repeat to the digit, are only counted, or marked if ``all_draws``.
+    random draws, which a new run does not repeat to the digit, are only counted.
     """
     recorded = {(record.run.key, record.run.seed): record for record in records}
-    by_run = {place: record for place, record in recorded.items() if all_draws or record.draws == DRAWS}
+    by_run = {place: record for place, record in recorded.items() if record.draws == DRAWS}
     papers = _papers(name, specification, wanted) if part == "test" and epoch != "best" else {}
     cells: dict[Place, Cell] = {}
     for run in wanted:
         record = by_run.get((run.key, run.seed))
         for column in specification.columns:
-            cell = cells.setdefault(place := (run.row, run.dataset, column), Cell({}, papers.get(place)))
+            place = run.row, run.dataset, column
+            cell = cells.setdefault(place, Cell({}, papers.get(place)))
             if record and (value := metrics_at(record, part, epoch).get(column)) is not None:
                 cell.values[run.seed] = (1 if run.metric == "rmse" else 100) * float(value)
-                cells[place] = replace(cell, is_old=cell.is_old or record.draws != DRAWS)
     datasets = list(dict.fromkeys(run.dataset for run in wanted))
     rows = tuple(dict.fromkeys(run.row for run in wanted))
     heads = tuple((dataset, column) for dataset in datasets for column in specification.columns)
@@ -118,7 +113,6 @@ def make_table(
     notes += [MEANING[epoch], "On the validation part." * (part == "validation" and epoch != "chosen")]
     can_be_bold = any(len(cell.values) >= MIN_SEEDS for cell in cells.values())
     notes.append(RULE if can_be_bold else SPREAD)
-    notes.append(OLD * any(cell.is_old for cell in cells.values()))
     if hidden := [record.run.row for place, record in recorded.items() if place not in by_run]:
         notes.append(f"{count(len(hidden), 'run')} {HIDDEN} ({', '.join(dict.fromkeys(hidden))}).")
     if missing := sum((run.key, run.seed) not in recorded for run in wanted):
@@ -183,21 +177,17 @@ def grid(
     show: Callable[[str, str, bool], str],
     *,
     title: Callable[[Head], str] = " ".join,
-    dagger: str = f" {DAGGER}",
     agreement: Callable[[Cell], str] = lambda _: "",
 ) -> list[list[str]]:
     """The table as rows of text, the first its head; the paper's value stands after ours.
 
-    ``show`` takes mean, deviation and whether they are the best. ``dagger`` marks old values: a whole column
-    at its head, single ones where they stand. ``agreement`` stands behind the paper's value.
+    ``show`` takes mean, deviation and whether they are the best. ``agreement`` stands behind the paper's
+    value.
     """
     columns = [["method", *table.rows]]
     for head in table.heads:
         cells = table.column(head)
-        is_old = all(cell.is_old or not cell.values for cell in cells) and any(cell.is_old for cell in cells)
-        ours = [show(*cell_texts(table, row, head, False)) for row in table.rows]
-        marks = [dagger * (cell.is_old and not is_old) for cell in cells]
-        columns.append([title(head) + dagger * is_old, *map(str.__add__, ours, marks)])
+        columns.append([title(head), *(show(*cell_texts(table, row, head, False)) for row in table.rows)])
         if any(cell.paper for cell in cells):
             theirs = [show(*cell_texts(table, row, head, True)) for row in table.rows]
             columns.append(["paper", *map(str.__add__, theirs, map(agreement, cells))])
@@ -253,7 +243,7 @@ def _latex(table: Table) -> str:
         mean = rf"\textbf{{{mean}}}" if is_best else "--" if mean == "-" else mean
         return rf"{mean}$_{{\pm {std}}}$" if std else mean
 
-    lines = grid(table, show, title=lambda head: _escape(" ".join(head)), dagger=r"$^\dagger$")
+    lines = grid(table, show, title=lambda head: _escape(" ".join(head)))
     first, *others = (" & ".join([_escape(line[0]), *line[1:]]) + r" \\" for line in lines)
     comments = "\n".join([table.title, *table.notes]).splitlines()
     begin = rf"\begin{{tabular}}{{l{'r' * (len(lines[0]) - 1)}}}"
@@ -271,14 +261,9 @@ def _csv(table: Table) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     names = ["method", "dataset", "column", "mean", "std", "seeds", "paper_mean", "paper_std"]
-    writer.writerow([*names, "best", "old_draws"])
+    writer.writerow([*names, "best"])
     for place, cell in table.cells.items():
         numbers = [cell.mean, cell.std, len(cell.values), *(cell.paper or (None, None))]
         shown = ["" if number is None or math.isnan(number) else number for number in numbers]
-        writer.writerow([*map(inert_cell, place), *shown, cell.is_best, cell.is_old])
+        writer.writerow([*place, *shown, cell.is_best])
     return buffer.getvalue().rstrip("\n")
-
-
-def inert_cell(text: str) -> str:
-    """Put an apostrophe before text that a spreadsheet would run as a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

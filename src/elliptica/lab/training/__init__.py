@@ -1,12 +1,5 @@
 """A training loop for any objective that can be killed and resumed."""
 
-from elliptica._utils.extras import missing_package
-
-try:
-    import safetensors as _safetensors  # noqa: F401 - checkpoints are safetensors files
-except ModuleNotFoundError as error:
-    raise missing_package("elliptica.lab.training", "lab", error.name) from error
-
 from elliptica._utils.random import stream as stream
 from elliptica._utils.random import stream_seed as stream_seed
 from elliptica.lab.training.batch import Batch as Batch
