@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from elliptica.core.bridge import Paths as Paths
     from elliptica.core.bridge import sample_bridge as sample_bridge
     from elliptica.core.bridgemix import BridgeMix as BridgeMix
+    from elliptica.core.chord import chord_ratio as chord_ratio
     from elliptica.core.elliptic import Elliptic as Elliptic
     from elliptica.core.elliptic import elliptic_loss as elliptic_loss
     from elliptica.core.elliptic import sample_paths as sample_paths
@@ -62,6 +63,7 @@ _HOME = {
     "Weighting": "core.weighting",
     "auto_sigma": "core.noise",
     "check_maximum_principle": "landscape",
+    "chord_ratio": "core.chord",
     "elliptic_loss": "core.elliptic",
     "estimate_landscape": "landscape",
     "intrinsic_dimension": "core.noise",
