@@ -136,7 +136,7 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
     small, large = n_train <= 2_000, n_train > 10_000
     values = {
         "trials": 8,
-        "epochs": 100 if small else 60,
+        "epochs": 200 if small else 100,
         "patience": 10 if small else 4 if large else 6,
         "first_epochs": 12 if small else 5,
         "networks": 1 if large else 3,
