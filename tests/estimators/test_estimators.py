@@ -107,13 +107,17 @@ def test_erm_is_an_ordinary_loop(blobs):
     inputs = torch.from_numpy(((x - x.mean(0)) / x.std(0)).astype(np.float32))
     labels = torch.from_numpy(np.unique(y, return_inverse=True)[1])
     orders = torch.cat([torch.randperm(60, generator=stream(seed, "order", i)) for i in range(6)])
-    losses = []
-    for part in orders[: 12 * 25].split(25):  # three steps an epoch; a batch may span two orders
+    losses, average = [], [torch.zeros_like(p) for p in net.parameters()]
+    for t, part in enumerate(
+        orders[: 12 * 25].split(25), 1
+    ):  # three steps an epoch; a batch may span two orders
         loss = nn.functional.cross_entropy(net(inputs[part]), labels[part])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        torch._foreach_lerp_(average, [p.detach() for p in net.parameters()], 9 / (8 + t))
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(average), net.parameters())
     expected = torch.cat([p.detach().flatten() for p in net.parameters()])
     torch.testing.assert_close(parameters(model), expected, atol=1e-6, rtol=1e-5)
     np.testing.assert_allclose(model.loss_curve_, np.reshape(losses, (4, 3)).mean(1), rtol=1e-5)
@@ -197,6 +201,8 @@ def test_early_stopping_keeps_the_best_and_held_out_rows_out(blobs, line, make):
     model = make(hidden=(16,), max_iter=60, random_state=0, learning_rate=0.05, **settings).fit(x, y)
     assert model.n_iter_ == len(model.validation_curve_)
     assert model.best_iteration_ == np.argmin(model.validation_curve_) + 1
+    assert model.ended_ == ("patience" if model.n_iter_ < 60 else "length")
+    assert make(**QUICK, **settings).fit(x, y).ended_ == "length"
     codes = np.unique(y, return_inverse=True)[1] if make is EllipticClassifier else None
     seed = stream_seed(model._seed, "split") % 2**32
     kept, held = train_test_split(np.arange(len(x)), test_size=0.3, stratify=codes, random_state=seed)
@@ -405,6 +411,9 @@ BAD = {
     "sigma_y": ({"sigma_y": -1.0}, {}),
     "alpha": ({"method": "mixup", "alpha": -1.0}, {}),
     "n_times": ({"n_times": 1}, {}),
+    "bins": ({"bins": -1}, {}),
+    "dropout": ({"method": "dropout", "dropout": 1.0}, {}),
+    "dropout default network": ({"method": "dropout", "module": nn.Linear(4, 3)}, {}),
     "weighting": ({"weighting": "softmax"}, {}),
     "pairing": ({"pairing": "random"}, {}),
     "class_weight": ({"class_weight": {"a": -1.0}}, {}),

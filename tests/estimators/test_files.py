@@ -55,6 +55,7 @@ def frame_of(x):
 
 MODELS = {
     "regressor": lambda x: EllipticRegressor(n_networks=2, **QUICK).fit(x, x[:, 0]),
+    "bins": lambda x: EllipticRegressor(n_networks=2, bins=4, method="dropout", **QUICK).fit(x, x[:, 0]),
     "two targets": lambda x: EllipticRegressor(target_transform="log", **QUICK).fit(x, np.exp(x[:, :2])),
     "linear": lambda x: EllipticRegressor(**{**QUICK, "hidden": ()}).fit(x, x[:, 0]),
     "multilabel": lambda x: EllipticClassifier(**QUICK).fit(x, (x > 0).astype(int)),
@@ -82,7 +83,7 @@ def test_round_trip(tmp_path, x, name):
     assert {k: str(v) for k, v in again.get_params().items()} == {
         k: str(v) for k, v in model.get_params().items()
     }
-    for attribute in ("loss_curve_", "validation_curve_", "n_iter_", "best_iteration_"):
+    for attribute in ("loss_curve_", "validation_curve_", "n_iter_", "best_iteration_", "ended_"):
         if isinstance(model, EllipticRegressor | EllipticClassifier):
             assert getattr(again, attribute) == getattr(model, attribute)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]

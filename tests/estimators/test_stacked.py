@@ -18,6 +18,7 @@ from laws import assert_distribution
 
 OWN = {
     "noise": {"sigma": 0.4},
+    "dropout": {"dropout": 0.3},
     "mixup": {"alpha": 0.7},
     "c-mixup": {"bandwidth": 0.4},
     "elliptic": {"sigma": 0.3, "n_times": 4},
@@ -57,10 +58,10 @@ def train(loss, jobs, **options):
     return train_stack(jobs, loss=loss, **(how | options))
 
 
-def network(parameters):
+def network(parameters, encoding=None):
     made = mlp(parameters[0].shape[0], parameters[-1].shape[0], hidden=(8, 6))
     made.load_state_dict(state_dict(parameters))
-    return made
+    return made if encoding is None else nn.Sequential(encoding, *made)
 
 
 def distance(a, b):
@@ -70,19 +71,27 @@ def distance(a, b):
 
 def initial(one):
     """The network before training."""
-    sizes = [one.table.x.shape[1], 8, 6, one.table.y.shape[1]]
-    return network(init_parameters(sizes, one.seed))
+    width = one.table.x.shape[1] if one.encoding is None else one.encoding.width
+    return network(init_parameters([width, 8, 6, one.table.y.shape[1]], one.seed), one.encoding)
 
 
 # ------------------------------------------------------------------------------ against a plain loop
 
 
 def drawn_batches(one):
-    """Points that a network draws, batch after batch."""
-    drawer, steps = Drawer(one), stacked.MOST_ROWS // BATCH
+    """Points that a network draws before their encoding, and factors of its units, batch after batch."""
+    drawer, steps = Drawer(replace(one, encoding=None)), stacked.MOST_ROWS // BATCH
     while True:
         chunk = drawer.draw(one.table, BATCH, steps)
-        yield from (stacked.Points(*parts) for parts in zip(*chunk, strict=True))
+        kept = drawer.keep_units(steps, BATCH, 14) if one.method == "dropout" else torch.ones(steps)
+        yield from ((stacked.Points(*parts), mask) for *parts, mask in zip(*chunk, kept, strict=True))
+
+
+def dropped(model, x, mask):
+    masks = iter(mask.split([8, 6], -1))
+    for layer in model:
+        x = layer(x) * next(masks) if isinstance(layer, nn.LeakyReLU) else layer(x)
+    return x
 
 
 def elliptic_loss(one, model, criterion, p):
@@ -110,12 +119,14 @@ def loop(one, loss, steps, monkeypatch):
     optimizer = torch.optim.AdamW(model.parameters(), lr=one.learning_rate, weight_decay=one.weight_decay)
     sizes = torch.bincount(group[one.rows], minlength=3)
     dro = GroupDRO(model, criterion, 3, step_size=one.settings.get("eta", 0.0), group_sizes=sizes)
-    losses = []
-    for _, p in zip(range(steps), drawn_batches(one), strict=False):
+    losses, visited = [], []
+    for _, (p, mask) in zip(range(steps), drawn_batches(one), strict=False):
         near, far = (x[p.rows], y[p.rows]), (x[p.partners], y[p.partners])
         monkeypatch.setattr(mixup, "draw_share", lambda *_, s=p.s: 1 - float(s[0]))
         if method in ("erm", "balanced"):
             value = ERM(model, criterion)(*near)
+        elif method == "dropout":
+            value = criterion(dropped(model, near[0], mask), near[1])
         elif method == "noise":
             value = ERM(model, criterion)(p.x, near[1])
         elif method == "smoothing":
@@ -134,23 +145,32 @@ def loop(one, loss, steps, monkeypatch):
         value.backward()
         optimizer.step()
         losses.append(value.item())
+        visited.append([part.detach().clone() for part in model.parameters()])
+    shares = torch.tensor([math.comb(t + 7, 8) for t in range(1, steps + 1)])  # of polynomial decay 8
+    for part, *values in zip(model.parameters(), *visited, strict=True):
+        part.data = torch.einsum("t,t...->...", shares / shares.sum(), torch.stack(values))
     return model, losses
 
 
-@pytest.mark.parametrize(("method", "loss"), [*CASES, ("erm", "labels"), ("noise", "labels")])
-def test_a_stack_agrees_with_a_plain_loop(method, loss, monkeypatch):
-    """Every method in one stack with all others: 5 steps, then 30.
+@pytest.mark.parametrize(
+    ("method", "loss", "bins"),
+    [(*case, 0) for case in [*CASES, ("erm", "labels"), ("noise", "labels")]]
+    + [(method, "real", 2) for method in ("noise", "elliptic-weighted")],
+)
+def test_a_stack_agrees_with_a_plain_loop(method, loss, bins, monkeypatch):
+    """Every method in one stack with all others: 5 steps, then 30; the average of weights is kept.
 
     A weight of a row, a share or a group that is off, or a decay that is not decoupled, moves weights by
     more than 1e-4.
     """
-    others = [job(name, loss, seed=5) for name, kind in CASES if kind == loss]
+    encoding = stacked.Encoding(stacked.quantile_knots(data(loss).x.numpy(), bins)) if bins else None
+    others = [job(name, loss, seed=5, encoding=encoding) for name, kind in CASES if kind == loss]
     for epochs, tolerance in ((1, 2e-6), (6, 1e-4)):
-        one = job(method, loss, seed=3, epochs=epochs, weight_decay=0.1)
+        one = job(method, loss, seed=3, epochs=epochs, weight_decay=0.1, encoding=encoding)
         trained = train(loss, [*others, one])[-1]
         model, losses = loop(one, loss, 5 * epochs, monkeypatch)
         assert distance(model, initial(one)) > 1e-3
-        assert distance(model, network(trained.parameters)) < tolerance
+        assert distance(model, network(trained.parameters, encoding)) < tolerance
         weighs = method in ("groupdro", "elliptic-weighted") or (method, loss) == ("mixup", "real")
         if not weighs:  # curves show the loss at the points; for these the objective is another number
             assert trained.progress.losses[0] == pytest.approx(np.mean(losses[:5]), rel=1e-5)
@@ -195,6 +215,18 @@ def test_initial_weights_are_those_of_torchs_linear_layers(seed):
         assert float(scaled.abs().max()) <= 1
         with pytest.raises(AssertionError):  # a bound that is a third too small
             assert_distribution(scaled / 1.5, lambda v: np.clip((v + 1) / 2, 0, 1))
+
+
+def test_a_piecewise_linear_function_is_linear_in_the_encoding():
+    """Knots are quantiles of the different values; a column of two values has none."""
+    x = np.stack([np.repeat(np.arange(9.0), 3), np.arange(27) % 2, np.geomspace(1, 99, 27)], 1)
+    knots, heights = stacked.quantile_knots(x, 4), [5.0, 1, 7, 7, 0]
+    np.testing.assert_allclose(knots[0], [0, 2, 4, 6, 8])
+    assert np.isnan(knots[1]).all()
+    encoded = stacked.Encoding(knots)(torch.tensor(x)).numpy()
+    assert encoded.shape == (27, 3 + 2 * 4)
+    np.testing.assert_allclose(5 + encoded[:, 3:7] @ np.diff(heights), np.interp(x[:, 0], knots[0], heights))
+    np.testing.assert_allclose(encoded[-1, 7:], 1, rtol=1e-5)
 
 
 def test_a_weight_of_two_is_two_copies():

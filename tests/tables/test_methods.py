@@ -56,6 +56,8 @@ def test_the_logarithm_is_learnt_in_every_second_trial():
     assert not any(plain.logs_target(trial) for trial in range(4))
     assert draw_settings("noise", 1, log) == draw_settings("noise", 0, log)  # the first trial, with it
     assert draw_settings("noise", 1, plain) != draw_settings("noise", 0, plain)
+    binned = [[draw_settings("erm", trial, plan)["bins"] > 0 for trial in range(4)] for plan in (plain, log)]
+    assert binned == [[False, True, False, True], [False, False, True, True]]
 
 
 def test_methods_of_a_task():
@@ -75,7 +77,7 @@ def test_larger_tables_get_larger_batches_shorter_training_and_fewer_networks():
     found = [sizes(n) for n in (200, 2000, 2001, 10_001)]
     assert [each["batch_size"] for each in found] == [32, 64, 64, 256]
     assert [each["networks"] for each in found] == [3, 3, 3, 1]
-    assert [each["epochs"] for each in found] == [100, 100, 60, 60]
+    assert [each["epochs"] for each in found] == [200, 200, 100, 100]
     assert [each["patience"] for each in found] == [10, 10, 6, 4]
     assert sizes(400, quick=True)["trials"] < 8
 

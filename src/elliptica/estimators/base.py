@@ -23,6 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from elliptica._utils import checks
 from elliptica._utils.perceptron import make_adam, mlp
@@ -36,14 +37,17 @@ from elliptica.core.weighting import GradientSoftmax, Weighting, make_weighting
 from elliptica.estimators.stacked import (
     GROUP_METHODS,
     METHODS,
+    Encoding,
     Job,
     Loss,
     Progress,
     RowStream,
     Table,
+    average_share,
     epoch_length,
     init_parameters,
     one_thread,
+    quantile_knots,
     state_dict,
     train_stack,
 )
@@ -79,7 +83,9 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     pairing: str | Pairing = "permutation"
     weighting: str | Weighting | None = None
     alpha: float | None = None
+    dropout: float = 0.1
     standardize: bool = True
+    bins: int = 0
     max_iter: int = 100
     batch_size: int = 64
     learning_rate: float = 1e-3
@@ -93,7 +99,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     device: str | torch.device = "cpu"
 
     #: Values of ``method``.
-    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "noise")
+    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "noise", "dropout")
 
     def network_rows(self, X: Any, y: Any) -> NetworkRows:
         """Return network, loss, inputs and targets as in training: the arguments of `elliptica.diagnose`.
@@ -184,17 +190,23 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         passed: dict[str, Any] = {name: getattr(self, name) for name in names}
         return Elliptic(network, loss, sigma=sigma, **kind, **passed)
 
-    def _make_networks(self, n_features: int) -> list[nn.Module]:
-        """Create the networks with their initial weights."""
-        networks = []
-        for seed in network_seeds(self._seed, self.n_networks):
-            with private_stream(stream_seed(seed, "init"), torch.device("cpu")):
-                network = make_network(self.module, self.hidden, n_features, self.n_outputs_)
-            if self.module is None:
-                sizes = [n_features, *self.hidden, self.n_outputs_]
-                network.load_state_dict(state_dict(init_parameters(sizes, seed)))
-            networks.append(network)
-        return networks
+    def _new_network(self, parameters: Sequence[Tensor] = ()) -> nn.Module:
+        """Create a network from torch's default stream; the default one may get given weights."""
+        n_features, n_outputs = self.n_features_in_, self.n_outputs_
+        if self.module is None:
+            encoding = None if self.knots_ is None else Encoding(self.knots_)
+            width = n_features if encoding is None else encoding.width
+            perceptron = mlp(width, n_outputs, hidden=tuple(self.hidden))
+            if parameters:
+                perceptron.load_state_dict(state_dict(parameters))
+            return perceptron if encoding is None else nn.Sequential(encoding, *perceptron)
+        module = self.module
+        network = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
+        with torch.no_grad():
+            shape = tuple(network.eval()(torch.zeros(2, n_features)).shape)
+        if shape != (2, n_outputs):  # it would be broadcast in the loss
+            raise ValueError(f"module must map 2 rows to shape {(2, n_outputs)}, but returned {shape}.")
+        return network
 
     def _set_networks(self, networks: Sequence[nn.Module]) -> None:
         """Combine the networks into one module."""
@@ -212,13 +224,12 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         device = self._place()
         is_ours = self.module is None and device.type == "cpu"
-        parts = torch.from_numpy(scaled).split(_CHUNK)
+        networks, rows = self._networks(), torch.from_numpy(scaled)
+        if is_ours:
+            networks, rows = [copy.deepcopy(network).double() for network in networks], rows.double()
         with torch.no_grad(), one_thread() if is_ours else contextlib.nullcontext():
-            outputs = [
-                torch.cat([in_float64(n, p) if is_ours else n(p.to(device)).double().cpu() for p in parts])
-                for n in self._networks()
-            ]
-        return torch.stack(outputs).numpy()
+            outputs = [torch.cat([n(p.to(device)).cpu() for p in rows.split(_CHUNK)]) for n in networks]
+        return torch.stack(outputs).double().numpy()
 
     def _outputs(self, X: Any) -> np.ndarray:
         """Compute outputs ``(networks, rows, outputs)`` for the user's rows."""
@@ -238,10 +249,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         for name in ("weight_decay", "sigma", "sigma_y", "alpha", "smoothing", "eta", "xi", "bandwidth"):
             if isinstance(value := getattr(self, name, None), float | int):
                 checks.nonnegative(name, value)
-        for name, least in {"max_iter": 1, "batch_size": 1, "n_networks": 1, "n_times": 2}.items():
+        for name, least in {"max_iter": 1, "batch_size": 1, "n_networks": 1, "n_times": 2, "bins": 0}.items():
             checks.count(name, getattr(self, name), least)
-        if self.method in GROUP_METHODS and (groups is None or self._stacked_method() is None):
-            raise ValueError(f'method="{self.method}" needs groups in fit, and the default network.')
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, but got {self.dropout}.")
+        is_bare = groups is None and self.method != "dropout"
+        if self.method in ("dropout", *GROUP_METHODS) and (is_bare or self._stacked_method() is None):
+            raise ValueError(f'method="{self.method}" needs the default network; all but dropout, groups.')
 
     # ---- what the classifier and the regressor define, or may
 
@@ -294,33 +308,10 @@ def pool(outputs: Tensor, kind: str) -> Tensor:
     return outputs.mean(0)
 
 
-def in_float64(network: Any, x: Tensor) -> Tensor:
-    """Evaluate a perceptron of float32 weights in float64."""
-    x = x.double()
-    for layer in network:
-        is_linear = isinstance(layer, nn.Linear)
-        x = nn.functional.linear(x, layer.weight.double(), layer.bias.double()) if is_linear else layer(x)
-    return x
-
-
 def mean_curve(curves: Iterable[Sequence[float]]) -> list[float]:
     """Return the mean of each epoch over the curves that reach it."""
     rows = ([value for value in column if value is not None] for column in itertools.zip_longest(*curves))
     return [sum(values) / len(values) for values in rows]
-
-
-def make_network(
-    module: ModuleLike | None, hidden: Sequence[int], n_features: int, n_outputs: int
-) -> nn.Module:
-    """Create the network of an estimator, with initial weights from torch's default stream."""
-    if module is None:
-        return mlp(n_features, n_outputs, hidden=tuple(hidden))
-    network = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
-    with torch.no_grad():
-        shape = tuple(network.eval()(torch.zeros(2, n_features)).shape)
-    if shape != (2, n_outputs):  # it would be broadcast in the loss
-        raise ValueError(f"module must map 2 rows to shape {(2, n_outputs)}, but returned {shape}.")
-    return network
 
 
 def check_table(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, **options: Any) -> Any:
@@ -416,18 +407,22 @@ class _Prepared:
         scaled, learnt = once(("inputs", *place), lambda: model._scale(x)), model._learn(self.y)
         same = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
         self.table: Table = once(same, lambda: model._table(scaled, learnt, groups))
+        model.knots_, encoding = None, None
+        if model.bins and model.module is None:
+            knots = ("knots", *place, model.bins)
+            model.knots_ = once(knots, lambda: quantile_knots(scaled[rows], model.bins))
+            encoding = Encoding(model.knots_)
+        width = x.shape[1] if encoding is None else encoding.width
+        self.shape = (width, *model.hidden, model.n_outputs_)
         self.stacked = model._stacked_method()
-        if self.stacked is None:
-            model._set_networks(model._make_networks(x.shape[1]))
         method, settings = self.stacked or ("erm", {})
         row_weight = None if weight is None else weight[rows]
-        rates = (model.learning_rate, model.weight_decay)
+        rates, last = (model.learning_rate, model.weight_decay), (row_weight, encoding)
         self.jobs = [
-            Job(self.table, rows, seed, model.max_iter, method, settings, *rates, validation, row_weight)
+            Job(self.table, rows, seed, model.max_iter, method, settings, *rates, validation, *last)
             for seed in network_seeds(model._seed, model.n_networks)
         ]
         self.batch_size = min(model.batch_size, epoch_length(len(rows), row_weight))
-        self.shape = (x.shape[1], *model.hidden, model.n_outputs_)
         key = (model._loss_kind(), self.shape, self.batch_size, model.n_iter_no_change)
         self.key: Any = id(self) if self.stacked is None else key
 
@@ -438,6 +433,7 @@ class _Prepared:
         networks, progress = zip(*(kept or pairs), strict=True)
         self.model._set_networks(networks)
         self.model.n_iter_ = max(one.epochs for one in progress)
+        self.model.ended_ = min(one.ended for one in progress)  # "length" before "patience"
         self.model.best_iteration_ = int(np.median([one.best_epoch for one in progress]))
         self.model.loss_curve_ = mean_curve(one.losses for one in progress)
         self.model.validation_curve_ = mean_curve(one.validation_losses for one in progress)
@@ -452,8 +448,13 @@ def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Pr
     model, batch_size = stack[0].model, stack[0].batch_size
     jobs = [job for part in stack for job in part.jobs]
     if stack[0].stacked is None:
-        pairs = zip(model._networks(), jobs, strict=True)
-        return [train_module(model, network, job, batch_size) for network, job in pairs]
+        trained_alone = []
+        for job in jobs:
+            with private_stream(stream_seed(job.seed, "init"), torch.device("cpu")):
+                network = model._new_network(init_parameters(stack[0].shape, job.seed))
+            trained_alone.append((network, train_module(model, network, job, batch_size)))
+        model._set_networks([network for network, _ in trained_alone])
+        return [progress for _, progress in trained_alone]
     trained = train_stack(
         jobs,
         loss=model._loss_kind(),
@@ -462,13 +463,11 @@ def _train(stack: list[_Prepared], callback: Callable[[float], None]) -> list[Pr
         patience=model.n_iter_no_change,
         callback=callback,
     )
+    networks = iter(trained)
     with private_stream(0, torch.device("cpu")):  # layers draw weights, which are replaced
-        networks = [make_network(None, model.hidden, stack[0].shape[0], model.n_outputs_) for _ in trained]
-    for network, one in zip(networks, trained, strict=True):
-        network.load_state_dict(state_dict(one.parameters))
-    made = iter(networks)
-    for part in stack:
-        part.model._set_networks(list(itertools.islice(made, len(part.jobs))))
+        for part in stack:
+            own = itertools.islice(networks, len(part.jobs))
+            part.model._set_networks([part.model._new_network(one.parameters) for one in own])
     return [one.progress for one in trained]
 
 
@@ -482,9 +481,13 @@ def train_module(model: EllipticEstimator, network: nn.Module, job: Job, batch_s
         network.parameters(), lr=job.learning_rate, weight_decay=job.weight_decay, decoupled=True
     )
     rows, noise, best = RowStream(job), stream(job.seed, "noise", 0), copy.deepcopy(network.state_dict())
+    average = AveragedModel(
+        network, avg_fn=lambda mean, new, n: mean + (new - mean) * average_share(int(n) + 1), use_buffers=True
+    ).eval()
+    loss_of = model._loss()
+    objective.train()
     while not progress.ended:
         losses = []
-        objective.train()
         with private_stream(stream_seed(job.seed, "network", progress.epochs), device):
             for _ in range(math.ceil(rows.length / batch_size)):
                 part = rows.take(batch_size)
@@ -492,17 +495,19 @@ def train_module(model: EllipticEstimator, network: nn.Module, job: Job, batch_s
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
+                average.update_parameters(network)
                 losses.append(loss.detach())
-        objective.eval()
         validation = None
         if job.validation is not None:
             with torch.no_grad():
                 parts = torch.from_numpy(job.validation).split(_CHUNK)
-                total = sum(objective(table.x[p].to(device), y[p].to(device)).item() * len(p) for p in parts)
+                total = sum(
+                    loss_of(average(table.x[p].to(device)), y[p].to(device)).item() * len(p) for p in parts
+                )
                 validation = total / len(job.validation)
         mean = float(torch.stack(losses).mean())
         if progress.end_epoch(mean, validation, job.epochs, model.n_iter_no_change):
-            best = copy.deepcopy(network.state_dict())
+            best = copy.deepcopy(average.module.state_dict())
     network.load_state_dict(best)
     network.eval()
     return progress

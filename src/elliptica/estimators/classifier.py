@@ -41,9 +41,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         module: Your own network, ``(rows, features)`` to ``(rows, classes)`` logits: a module, of which a
             copy is trained from its present weights, or a function of ``(n_features, n_outputs)``.
         method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"noise"`` (Gaussian noise with
-            standard deviation ``sigma`` on the scaled inputs, no bridge) or ``"smoothing"`` (of labels). With
-            ``groups`` in `fit` also ``"groupdro"``, ``"lisa"`` and ``"balanced"`` (every group equally
-            often), which train the default network.
+            standard deviation ``sigma`` on the scaled inputs, no bridge), ``"smoothing"`` (of labels) or
+            ``"dropout"``. With ``groups`` in `fit` also ``"groupdro"``, ``"lisa"`` and ``"balanced"`` (every
+            group equally often). These and dropout train the default network only.
         sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
             lines, ``"auto"`` measures it with `elliptica.auto_sigma` on the training rows.
         sigma_y: Diffusion coefficient of the labels. None means 0: labels change linearly along a bridge. The
@@ -56,11 +56,15 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         weighting: Importance weighting, a name or an object such as ``GradientSoftmax(xi=0.5)``, see
             `elliptica.Elliptic`.
         alpha: Beta parameter of mixup and LISA; None means 1 and 2.
+        dropout: Probability that ``method="dropout"`` switches a hidden unit off in training.
         smoothing: Share of a label that ``method="smoothing"`` spreads over all classes.
         eta: Step size of the group weights of Group DRO.
         standardize: Scale columns to mean 0 and standard deviation 1 with statistics of the training rows,
             because ``sigma`` is in units of the inputs. A constant column becomes 0.
-        max_iter: Number of epochs.
+        bins: The default network sees each number also by its place in so many quantile bins, which helps
+            where targets change in steps or numbers are skewed, and harms where they are smooth. Points are
+            drawn before. 0 shows it the number only.
+        max_iter: Number of epochs. An average of the weights is kept, which prefers those of the last steps.
         batch_size: Rows per step; a batch may hold the end of one epoch and the start of the next.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
@@ -86,6 +90,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         temperature_: Divisor of the logits; 1 without ``calibrate``.
         x_mean_, x_scale_: Numbers that each column is reduced and divided by.
         n_iter_: Number of epochs.
+        ended_: ``"patience"``, or ``"length"`` after ``max_iter`` epochs: with ``early_stopping``, the loss
+            was still falling, and more epochs may help.
+        knots_: Ends of the bins of each scaled column, NaN for one of two values; None without ``bins``.
         loss_curve_: Mean training loss of each epoch.
         validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
         best_iteration_: Epoch whose network was kept. For several networks, this is the median, ``n_iter_``
@@ -105,7 +112,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     smoothing: float = 0.1
     calibrate: str | None = None
 
-    _methods: ClassVar = ("elliptic", "erm", "mixup", "noise", "smoothing", *GROUP_METHODS)
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "noise", "dropout", "smoothing", *GROUP_METHODS)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable label of each row; for multilabel targets, all labels above 0.5."""

@@ -16,7 +16,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from elliptica._utils.files import replacing
-from elliptica.estimators.base import EllipticEstimator, ModuleLike, make_network
+from elliptica.estimators.base import EllipticEstimator, ModuleLike
 from elliptica.estimators.preprocess import TablePreprocessor
 from elliptica.estimators.wrapped import Average
 
@@ -170,7 +170,7 @@ def _unpack(model: EllipticEstimator, module: ModuleLike | None) -> None:
     model.module, networks = module, []
     for state in model.__dict__.pop("_weights"):
         with torch.random.fork_rng(devices=[]):
-            network = make_network(module, model.hidden, model.n_features_in_, model.n_outputs_)
+            network = model._new_network()
         network.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
         if not all(bool(torch.isfinite(part).all()) for part in network.parameters()):
             raise ValueError("weights are NaN or infinite")

@@ -30,6 +30,7 @@ Loss = Literal["classes", "labels", "real"]
 METHODS: dict[str, dict[str, float]] = {
     "erm": {},
     "noise": {"sigma": 0.1},
+    "dropout": {"dropout": 0.1},
     "smoothing": {"smoothing": 0.1},
     "mixup": {"alpha": 1.0},
     "c-mixup": {"alpha": 2.0, "bandwidth": 1.0},
@@ -51,10 +52,13 @@ LONGEST_EPOCH = 10
 NUMBERS_AT_ONCE, MOST_ROWS = 2**14, 2**10
 #: Maximum number of rows of the batch among which C-Mixup and LISA choose a partner.
 CANDIDATES = 64
+#: Maximum number of inputs that `Encoding` appends, unless there are more columns.
+MOST_PLACES = 128
 #: Up to this many multiply-adds per training step, one torch thread is faster than several.
 SMALL_STEP = 2**25
 _BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
 _SLOPE = 0.1  # of the leaky ReLU of `mlp`
+_RECENT = 8.0  # how much an average of weights prefers the last steps
 _EVALUATED = 1024  # rows that are validated at once
 
 
@@ -81,6 +85,7 @@ class Job:
     weight_decay: float = 0.0
     validation: np.ndarray | None = None  # rows whose loss chooses the epoch; None keeps the last one
     weight: np.ndarray | None = None  # expected frequency of each row in an epoch; None means once
+    encoding: Encoding | None = None  # of points, after they are drawn
 
     def setting(self, name: str) -> float:
         """Return the value of a setting, its default, or 0 if the method has none of this name."""
@@ -155,7 +160,8 @@ def train_stack(
         [2, 2, 2, 2]
     """
     first = jobs[0].table
-    sizes = [first.x.shape[1], *hidden, first.y.shape[1]]
+    width = first.x.shape[1] if jobs[0].encoding is None else jobs[0].encoding.width
+    sizes = [width, *hidden, first.y.shape[1]]
     is_small = batch_size * sum(a * b for a, b in pairwise(sizes)) <= SMALL_STEP
     with one_thread() if is_small else contextlib.nullcontext(), torch.no_grad():
         tables = list({id(job.table): job.table for job in jobs}.values())
@@ -165,6 +171,15 @@ def train_stack(
         networks = [_Network(job, offsets[id(job.table)], sizes, batch_size) for job in jobs]
         _Stack(networks, table, sizes, loss, patience).train(callback)
     return [Trained(network.best, network.progress) for network in networks]
+
+
+def average_share(step: int) -> float:
+    """Return the share of the weights after ``step`` steps, from 1, in their average.
+
+    The average of polynomial decay (Shamir and Zhang 2013): the first steps are forgotten, about a ninth of
+    all steps counts, and no length has to be known in advance.
+    """
+    return (_RECENT + 1) / (_RECENT + step)
 
 
 def init_parameters(sizes: Sequence[int], seed: int) -> list[Tensor]:
@@ -242,6 +257,50 @@ class RowStream:
         return taken
 
 
+class Encoding(nn.Module):
+    """Append to numbers their places in bins: how far each is on its way through a bin, from 0 to 1.
+
+    A piecewise linear function of a column is linear in these (Gorishniy et al. 2022). ``knots`` are those of
+    `quantile_knots`.
+    """
+
+    columns: Tensor
+    left: Tensor
+    width_of: Tensor
+
+    def __init__(self, knots: np.ndarray) -> None:
+        super().__init__()
+        columns = torch.from_numpy(np.flatnonzero(np.isfinite(knots[:, 0])))
+        ends = torch.tensor(knots, dtype=torch.float32)[columns]
+        parts = {"columns": columns, "left": ends[:, :-1], "width_of": ends.diff(dim=1).clamp_min(1e-6)}
+        for name, value in parts.items():
+            self.register_buffer(name, value, persistent=False)
+        self.width = len(knots) + self.left.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode rows ``(..., column)``."""
+        places = (x[..., self.columns, None] - self.left) / self.width_of
+        return torch.cat([x, nn.functional.hardtanh(places, 0.0, 1.0).flatten(-2)], -1)
+
+    def pull_back(self, encoded: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient by the numbers from that by the encoded ones."""
+        n = self.width - self.left.numel()
+        inner = gradient[..., n:] * ((encoded[..., n:] > 0) & (encoded[..., n:] < 1))
+        slope = inner.unflatten(-1, self.left.shape).div(self.width_of).sum(-1)
+        return gradient[..., :n].index_add(-1, self.columns, slope)
+
+
+def quantile_knots(x: np.ndarray, bins: int) -> np.ndarray:
+    """Return the ends of bins of each column, quantiles of its different values; NaN if it has two or one.
+
+    Many columns get fewer bins, `MOST_PLACES` in all, but at least one each.
+    """
+    values = [np.unique(column) for column in x.T]
+    bins = min(bins, max(1, MOST_PLACES // max(1, sum(len(v) > 2 for v in values))))
+    grid, none = np.linspace(0, 1, bins + 1), np.full(bins + 1, np.nan)
+    return np.array([np.quantile(v, grid) if len(v) > 2 else none for v in values])
+
+
 class Points(NamedTuple):
     """Training points of one network, or of several, for a few steps: (network,) step, row of the batch."""
 
@@ -276,7 +335,14 @@ class Drawer:
                 points.addcmul_(noise, (sigma * spread).unsqueeze(-1))
         if part := self.job.setting("smoothing"):
             y.mul_(1 - part).add_(part / y.shape[-1])
+        if self.job.encoding is not None:
+            x = self.job.encoding(x)
         return Points(x, y, rows, partners, s)
+
+    def keep_units(self, *shape: int) -> Tensor:
+        """Draw the factors of hidden units for dropout: zero, or what keeps their mean."""
+        rate = self.job.setting("dropout")
+        return torch.rand(shape, generator=self.generator).ge_(rate).div_(1 - rate)
 
     def _partners(self, table: Table, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the partner of each row, and its share."""
@@ -360,7 +426,8 @@ class _Network:
         self.epoch_steps = math.ceil(self.drawer.rows.length / batch_size)
         self.parameters = init_parameters(sizes, job.seed)
         self.best = self.parameters
-        self.moments = [torch.zeros_like(part) for part in (*self.parameters, *self.parameters)]
+        self.moments = [torch.zeros_like(part) for part in self.parameters * 2]
+        self.averages = [part.clone() for part in self.parameters]  # of weights, over steps
         groups = torch.bincount(job.table.group[job.rows])
         self.log_q = (groups > 0).float().log()  # weights of Group DRO: equal for groups with rows
         self.totals = torch.zeros(batch_size)  # losses since the last epoch, by place in the batch
@@ -375,19 +442,21 @@ class _Block:
 
     def __init__(self, networks: list[_Network], n_groups: int) -> None:
         self.networks, self.jobs = networks, [network.job for network in networks]
-        self.parameters, self.moments = (
-            [torch.stack(part) for part in zip(*parts, strict=True)]
-            for parts in ([n.parameters for n in networks], [n.moments for n in networks])
+        self.parameters, self.moments, self.averages = (
+            [torch.stack(part) for part in zip(*(getattr(n, name) for n in networks), strict=True)]
+            for name in ("parameters", "moments", "averages")
         )
         self.gradients = [torch.empty_like(part) for part in self.parameters]
         self.totals = torch.stack([network.totals for network in networks])
         self.log_q = torch.full((len(networks), n_groups), -math.inf)
         for i, network in enumerate(networks):
-            network.parameters, network.moments = ([p[i] for p in s] for s in (self.parameters, self.moments))
+            for name in ("parameters", "moments", "averages"):
+                setattr(network, name, [part[i] for part in getattr(self, name)])
             self.log_q[i, : len(network.log_q)] = network.log_q
             network.log_q, network.totals = self.log_q[i], self.totals[i]
         self.weighted, self.xi = self._with("elliptic-weighted", "xi")
         self.worst, self.eta = self._with("groupdro", "eta")
+        self.dropping = self._with("dropout", "dropout")[0]
         #: Neighbours with the same learning rate and decay, for one call of AdamW.
         self.runs: list[tuple[tuple[float, float], list[list[Tensor]]]] = []
         begin, n = 0, len(self.parameters)
@@ -402,10 +471,11 @@ class _Block:
         places = [i for i, job in enumerate(self.jobs) if job.method == method]
         return places, torch.tensor([self.jobs[i].setting(setting) for i in places]).view(-1, 1)
 
-    def layers(self, places: Sequence[int] | slice = slice(None)) -> list[tuple[Tensor, Tensor]]:
-        """Return weights ``(network, inputs, outputs)`` and biases ``(network, 1, outputs)``."""
-        n = len(self.parameters) // 2
-        return [(self.parameters[i][places], self.parameters[n + i][places].unsqueeze(1)) for i in range(n)]
+
+def _layers(parameters: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return weights ``(network, inputs, outputs)`` and biases ``(network, 1, outputs)``."""
+    n = len(parameters) // 2
+    return [(parameters[i], parameters[n + i].unsqueeze(1)) for i in range(n)]
 
 
 class _Stack:
@@ -418,7 +488,8 @@ class _Stack:
         batch_size = self.batch_size = len(networks[0].totals)
         self.networks, self.n_groups = networks, int(table.group.max()) + 1
         self.steps_at_once = max(1, min(MOST_ROWS, NUMBERS_AT_ONCE // sizes[0]) // batch_size)
-        numbers = 4 * sum(a * b + b for a, b in pairwise(sizes))
+        self.hidden = list(sizes[1:-1])
+        numbers = 5 * sum(a * b + b for a, b in pairwise(sizes))
         numbers += batch_size * (2 * sum(sizes) + self.steps_at_once * sizes[0])
         self.block_size = max(1, _BLOCK_BYTES // (4 * numbers))
         self.step, most = 0, min(self.block_size, len(networks))
@@ -453,16 +524,22 @@ class _Stack:
         drawn = [network.drawer.draw(*sizes) for network in block.networks]
         points = Points(*map(torch.stack, zip(*drawn, strict=True)))
         groups = self.table.group[points.rows[block.worst]]
+        shape = (self.steps_at_once, self.batch_size, sum(self.hidden))
+        kept = [block.networks[i].drawer.keep_units(*shape) for i in block.dropping]
         for k in range(self.steps_at_once):
-            self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], self.step + k)
+            masks = [part[k] for part in kept]
+            self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], masks, self.step + k)
             done = self.step + k + 1
             if any(done % network.epoch_steps == 0 for network in block.networks):
                 self._end_epochs(block, done)
 
-    def _train_step(self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, step: int) -> None:
+    def _train_step(
+        self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, masks: list[Tensor], step: int
+    ) -> None:
         """Take one AdamW step on the mean loss of a batch for each network; the method weights rows."""
-        layers, count = block.layers(), len(block.networks)
-        outputs = _forward(layers, x, [part[:count] for part in self.outputs])
+        layers, count = _layers(block.parameters), len(block.networks)
+        dropped = [(block.dropping, m) for m in torch.stack(masks).split(self.hidden, -1)] if masks else []
+        outputs = _forward(layers, x, [part[:count] for part in self.outputs], dropped)
         slopes = [part[:count] for part in self.slopes]
         losses, slopes[-1] = self._losses(outputs[-1], y)
         block.totals += losses
@@ -474,9 +551,14 @@ class _Stack:
             torch.bmm(slopes[layer], layers[layer][0].transpose(1, 2), out=slope)
             # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
+            for places, mask in dropped[layer - 1 : layer]:
+                slope[places] *= mask
         if block.weighted:  # importance weights depend on the input gradient, so they come last
             gradient = torch.bmm(slopes[0][block.weighted], layers[0][0][block.weighted].transpose(1, 2))
-            factor = _by_gradient(gradient, block.xi)
+            encodings = [block.jobs[i].encoding for i in block.weighted]
+            parts = zip(encodings, x[block.weighted], gradient, strict=True)
+            gradients = [g if e is None else e.pull_back(points, g) for e, points, g in parts]
+            factor = _by_gradient(torch.stack(gradients), block.xi)
             for slope in slopes:
                 slope[block.weighted] *= factor.unsqueeze(2)
         for layer, slope in enumerate(slopes):
@@ -488,6 +570,7 @@ class _Stack:
         count_of_steps = [torch.tensor(step + 1.0)] * len(block.parameters)
         for (rate, decay), tensors in block.runs:
             adamw(*tensors, [], count_of_steps, lr=rate, weight_decay=decay, **how)
+        torch._foreach_lerp_(block.averages, block.parameters, average_share(step + 1))
 
     def _losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of each row, and its derivative by the outputs."""
@@ -526,7 +609,7 @@ class _Stack:
             progress, length = network.progress, network.job.epochs
             is_best = progress.end_epoch(loss, validation, length, self.patience)
             if is_best and (validation is not None or progress.ended):
-                network.best = [part.clone() for part in network.parameters]
+                network.best = [part.clone() for part in network.averages]
 
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float | None]:
         """Compute validation losses of some networks, those with the same rows at once."""
@@ -537,23 +620,30 @@ class _Stack:
         for same in alike.values():
             if (rows := block.networks[same[0]].validation) is None:
                 continue
-            layers, total = block.layers(same), torch.zeros(len(same))
+            layers, total = _layers([part[same] for part in block.averages]), torch.zeros(len(same))
+            encoding = block.jobs[same[0]].encoding
             for part in rows.split(_EVALUATED):
-                outputs = _forward(layers, self.table.x[part].expand(len(same), -1, -1))[-1]
+                x = self.table.x[part] if encoding is None else encoding(self.table.x[part])
+                outputs = _forward(layers, x.expand(len(same), -1, -1))[-1]
                 total += self._losses(outputs, self.table.y[part])[0].sum(1)
             losses.update(zip(same, (total / len(rows)).tolist(), strict=True))
         return [losses[i] for i in places]
 
 
 def _forward(
-    layers: Sequence[tuple[Tensor, Tensor]], x: Tensor, memory: Sequence[Tensor] | None = None
+    layers: Sequence[tuple[Tensor, Tensor]],
+    x: Tensor,
+    memory: Sequence[Tensor] | None = None,
+    dropped: Sequence[tuple[list[int], Tensor]] = (),
 ) -> list[Tensor]:
-    """Compute the outputs ``(network, row, unit)`` of each layer, after its activation."""
+    """Compute the outputs ``(network, row, unit)`` of each layer, after its activation and dropout."""
     outputs = []
     for number, (weight, bias) in enumerate(layers):
         x = torch.baddbmm(bias, x, weight, out=None if memory is None else memory[number])
         if number < len(layers) - 1:
             nn.functional.leaky_relu_(x, _SLOPE)
+        for places, mask in dropped[number : number + 1]:
+            x[places] *= mask
         outputs.append(x)
     return outputs
 

@@ -101,6 +101,7 @@ METHODS: dict[str, Method] = {
     REFERENCE: Method("ordinary training"),
     "noise": Method("input noise", _SIGMA),
     "smoothing": Method("label smoothing", {"smoothing": (0.1, 0.01, 0.4)}, _CLASSES),
+    "dropout": Method("dropout", {"dropout": (0.1, 0.02, 0.5)}),
     "mixup": Method("mixup", {"alpha": (0.4, 0.1, 4.0)}),
     "c-mixup": Method("C-Mixup", {"alpha": (2.0, 0.2, 4.0), "bandwidth": (1.0, 0.1, 3.0)}, ("regression",)),
     "elliptic": Method("elliptic training", _SIGMA),
@@ -144,6 +145,8 @@ def name_of(method: str) -> str:
 
 #: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
+#: Quantile bins of each number for the networks of every second trial.
+BINS = 8
 #: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
 _MOST_SETTINGS = 4
 
@@ -189,7 +192,7 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
     small, large = n_train <= 2_000, n_train > 10_000
     values = {
         "trials": 8,
-        "epochs": 100 if small else 60,
+        "epochs": 200 if small else 100,
         "patience": 10 if small else 4 if large else 6,
         "first_epochs": 12 if small else 5,
         "networks": 1 if large else 3,
@@ -237,6 +240,8 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
             name: _even((low, high), name if name in _SHARED else f"{method} {name}", k, trial, plan)
             for k, (name, (_, low, high)) in enumerate(ranges.items())
         }
+    if METHODS[method].make is None:  # every second trial sees numbers in bins, too
+        values["bins"] = BINS * (trial // (1 + plan.log_target) % 2)
     whole = [name for name, ends in ranges.items() if all(isinstance(end, int) for end in ends)]
     return {name: round(value) if name in whole else value for name, value in values.items()}
 
