@@ -21,10 +21,11 @@ from elliptica.estimators import (
 )
 from elliptica.tables.after import intervals
 from elliptica.tables.comparison import compare
-from elliptica.tables.model import final_settings, fit_model, read_fitted
+from elliptica.tables.methods import Plan
+from elliptica.tables.model import final_settings, fit_model, fit_pipeline, read_fitted
 from elliptica.tables.saved import load_model, predict_file
 from elliptica.tables.table import TableError
-from elliptica.tables.training import at_temperature, make_model
+from elliptica.tables.training import Recipe, at_temperature, make_model
 from table_cases import problem_of
 
 
@@ -95,8 +96,8 @@ def test_trees_and_lines_of_classes_are_those_of_scikit_learn_at_a_temperature(o
         model = fit_model(overconfident, None, method)
         x = model[0].transform(problem.features)
         if method == "trees":
-            codes, seed = model[0].categorical_, model[1].random_state
-            plain = make_model(problem, overconfident.plan, final, n_networks=1, seed=seed, codes=codes)
+            kinds, seed = model[0].kinds_out_, model[1].random_state
+            plain = make_model(problem, overconfident.plan, final, kinds, n_networks=1, seed=seed)
         else:
             x = StandardScaler().fit_transform(x)
             plain = LogisticRegression(C=1 / final.settings["penalty"], max_iter=300)
@@ -315,3 +316,17 @@ def test_labels_of_a_bare_network(tmp_path, classes, cells):
     table.write_text("x,y\n1,9\n2,9\n")
     with pytest.raises(TableError, match="'y', row 1"):
         read_fitted(file, table, "y")
+
+
+def test_the_linear_model_gets_no_free_text(tmp_path):
+    """Unless there is nothing else; the saved model does as the tested one."""
+    texts = [f"remark {i % 7} about {i % 11} of the {i % 3} houses" for i in range(60)]
+    table = pl.DataFrame({"x": np.sin(range(60)), "t": texts, "y": np.cos(range(60))})
+    for frame in (table, table.drop("x")):
+        problem = problem_of(frame, as_={"t": "text"})
+        recipe = Recipe("linear", {"penalty": 1.0}, length=0)
+        pipeline = fit_pipeline(problem, Plan(("erm",)), recipe, 0)
+        coefficients = pipeline[-1][-1].coef_.size
+        assert coefficients == (1 if "x" in frame.columns else len(pipeline[0].kinds_out_))
+        again = load(save(pipeline, tmp_path / "m"))
+        assert np.array_equal(again.predict(problem.features), pipeline.predict(problem.features))

@@ -9,7 +9,8 @@ import pytest
 
 from elliptica.estimators import load
 from elliptica.tables import compare, fit_model
-from elliptica.tables.model import fit_pipeline, only_rows, predict_file, read_fitted
+from elliptica.tables.model import fit_pipeline, only_rows, read_fitted
+from elliptica.tables.saved import predict_file
 from elliptica.tables.several import choose_weights, greedy_weights
 from elliptica.tables.table import TableError
 from elliptica.tables.training import Recipe, stream_seed

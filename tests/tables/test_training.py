@@ -190,14 +190,14 @@ def test_trees_are_tested_at_their_best_iteration(classes):
     """Early stopping looks twenty iterations ahead; these are not part of the model."""
     plan = replace(PLAN, methods=("trees",), tuning_rows=60)
     rows = prepare(classes, make_shift(classes).folds[0], plan)
-    x, codes = rows.inputs(True)
+    x, kinds = rows.inputs(True, final=True)
     seeds = {part: training.stream_seed("training", 0, 0, 0, part) for part in ("trials", "final")}
     (record,) = run_methods(classes, [rows], plan, quiet)
     trial = record.trials[record.chosen]
 
     def predicted(train, length, where, part="final"):
         recipe = Recipe("trees", trial.settings, False, length)
-        model = make_model(classes, plan, recipe, n_networks=1, seed=seeds[part], codes=codes)
+        model = make_model(classes, plan, recipe, kinds, n_networks=1, seed=seeds[part])
         fit_models([base.Fit(model, x, rows.y, rows=train)])
         return model.predict_proba(x[where])
 
@@ -214,7 +214,27 @@ def test_preprocessing_sees_training_rows_only(classes, rows):
     moved = classes.features.with_columns(pl.when(tested).then(1e6).otherwise(pl.col("x")).alias("x"))
     again = prepare(replace(classes, features=moved), rows.fold, PLAN)
     for native in (False, True):
-        assert np.array_equal(again.inputs(native)[0][rows.train], rows.inputs(native)[0][rows.train])
+        x, other = (each.inputs(native, final=True)[0] for each in (rows, again))
+        assert np.array_equal(x[rows.train], other[rows.train])
+        assert rows.inputs(native, final=False)[0] is x
+
+
+def test_target_means_contain_no_rows_that_judge(classes, rows):
+    """Validation rows judge trials, test rows the final training."""
+    many = pl.Series("c", [f"c{i % 55}" for i in range(len(classes.target))])
+    table = replace(
+        classes,
+        features=classes.features.with_columns(many),
+        inputs=(*classes.inputs, replace(classes.inputs[0], name="c", kind="category")),
+    )
+    validation, test = rows.fold.validation, rows.fold.test
+    for final, judging in ((False, np.r_[validation, test]), (True, test)):
+        target = classes.target.copy()
+        target[judging] = np.roll(target[judging], 1)
+        pair = [prepare(replace(table, target=y), rows.fold, PLAN) for y in (classes.target, target)]
+        x, other = (each.inputs(False, final=final)[0] for each in pair)
+        assert np.array_equal(x, other)
+        assert final or not np.array_equal(x, pair[0].inputs(False, final=True)[0])
 
 
 def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):

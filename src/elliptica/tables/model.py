@@ -108,8 +108,7 @@ def fit_pipeline(problem: TableProblem, plan: Plan, final: Recipe, seed: int) ->
     native = METHODS[final.method].boosted
     preprocess = make_preprocessor(problem, native)
     inputs = np.asarray(preprocess.fit_transform(problem.features, problem.target))
-    codes = preprocess.categorical_ if native else None
-    model = make_model(problem, plan, final, n_networks=plan.networks, seed=seed, codes=codes)
+    model = make_model(problem, plan, final, preprocess.kinds_out_, n_networks=plan.networks, seed=seed)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None
     if fit_models([Fit(model, inputs, problem.target, None, groups)]) == [plan.networks]:
         raise TableError(f"The training of {NAMES[final.method]} on all rows diverged; no model is saved.")

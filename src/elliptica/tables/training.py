@@ -16,15 +16,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import TargetEncoder
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.statistics import fit_temperature
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
 from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
+from elliptica.estimators.preprocess import Kind
 from elliptica.estimators.wrapped import MIN_PROBABILITY, Booster, at_temperature
-from elliptica.tables.methods import METHODS, Plan, draw_settings
+from elliptica.tables.methods import LINEAR, METHODS, Plan, draw_settings
 from elliptica.tables.metrics import fifths, metrics_of, score, single_test
 from elliptica.tables.problem import MIN_GROUP_ROWS, TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
@@ -105,17 +108,25 @@ class FoldRows:
     stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
 
-    _cache: dict[bool, tuple[np.ndarray, Any]] = field(default_factory=dict)
+    _cache: dict[bool, list[tuple[np.ndarray, list[Kind]]]] = field(default_factory=dict)
 
-    def inputs(self, native: bool) -> tuple[np.ndarray, Any]:
-        """Return the inputs of all rows; ``native`` for trees, then also which columns hold codes."""
+    def inputs(self, native: bool, *, final: bool) -> tuple[np.ndarray, list[Kind]]:
+        """Return the inputs of all rows, ``native`` for trees, and the kinds of their columns.
+
+        Target means contain no validation rows while these judge: in trials, and in the ``final`` training if
+        they choose its length.
+        """
         if native not in self._cache:
-            preprocess, train = make_preprocessor(self.problem, native=native), self.fold.train
-            known = preprocess.fit_transform(self.problem.features[train], self.problem.target[train])
-            x = np.asarray(preprocess.transform(self.problem.features))
-            x[train] = known  # the target means of training rows are those of other rows
-            self._cache[native] = x, preprocess.categorical_ if native else None
-        return self._cache[native]
+            self._cache[native] = []
+            for train in (self.fold.train, self.fold.fit):
+                preprocess = make_preprocessor(self.problem, native=native)
+                known = preprocess.fit_transform(self.problem.features[train], self.problem.target[train])
+                x = np.asarray(preprocess.transform(self.problem.features))
+                x[train] = known  # the target means of training rows are those of other rows
+                self._cache[native].append((x, preprocess.kinds_out_))
+                if not any(isinstance(encoder, TargetEncoder) for encoder in preprocess.encoders_):
+                    break
+        return self._cache[native][0 if final and self.stop is None else -1]
 
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
@@ -210,9 +221,12 @@ class Recipe:
 
 
 def make_model(
-    problem: TableProblem, plan: Plan, recipe: Recipe, *, n_networks: int, seed: int, codes: Any = None
+    problem: TableProblem, plan: Plan, recipe: Recipe, kinds: Sequence[Kind], *, n_networks: int, seed: int
 ) -> Any:
-    """Create the estimator that trials, folds and the final model train; ``codes``: columns of categories."""
+    """Create the estimator that trials, folds and the final model train; ``kinds`` are those of its inputs.
+
+    Trees split by category. The linear model gets no free text, whose directions harm it, unless all is text.
+    """
     make = METHODS[recipe.method].make
     seed %= 2**32
     if make is None:
@@ -222,7 +236,10 @@ def make_model(
         model.set_params(early_stopping=recipe.length is None, n_iter_no_change=PATIENCE)
         model.set_params(max_iter=recipe.length or MOST_ITERATIONS)
     if METHODS[recipe.method].boosted:
-        model.set_params(categorical_features=codes)
+        model.set_params(categorical_features=np.asarray(kinds) == "category")
+    others = [place for place, kind in enumerate(kinds) if kind != "text"]
+    if recipe.method == LINEAR and 0 < len(others) < len(kinds):
+        model = make_pipeline(ColumnTransformer([("others", "passthrough", others)]), *model)
     if recipe.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
     return model
@@ -448,8 +465,8 @@ class _Trainer:
             train, recipe = rows.first, replace(recipe, settings={**recipe.settings, "learning_rate": rate})
         what, n_networks = ("final", self.plan.networks) if is_final else ("trials", 1)
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
-        x, codes = rows.inputs(method.boosted)
-        model = make_model(self.problem, self.plan, recipe, n_networks=n_networks, seed=seed, codes=codes)
+        x, kinds = rows.inputs(method.boosted, final=is_final)
+        model = make_model(self.problem, self.plan, recipe, kinds, n_networks=n_networks, seed=seed)
         groups = self.groups if method.sees_groups else None
         return Fit(model, x, rows.y, None, groups, train, validation)
 
