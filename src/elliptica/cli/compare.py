@@ -68,14 +68,13 @@ def compare(
         bool, _option(_SHIFT, "Save a model that also learns the rows of --test.", "--refit-all")
     ] = False,
     methods: Annotated[
-        str | None, _option(_EFFORT, "Methods: erm,elliptic,trees; an unknown name lists them all.")
-    ] = None,
-    method: Annotated[
-        list[str] | None,
+        str | None,
         _option(
             _EFFORT,
-            "Also a scikit-learn estimator of yours, with its defaults. Repeatable.",
-            metavar="MODULE:CLASS",
+            "Only these: erm,elliptic,trees; an unknown name lists them all. Estimators of yours join as "
+            "module:Class.",
+            "--methods",
+            "--method",
         ),
     ] = None,
     select: Annotated[
@@ -98,7 +97,7 @@ def compare(
 ) -> None:
     """Find the best training method for your table, under the shift that you expect, and save the model.
 
-    Every method gets the same rows and the same number of trials. After Ctrl-C, rerun the same command to
+    Every method gets the same rows. After Ctrl-C, rerun the same command to
     resume. Examples: elliptica compare diabetes; elliptica compare houses.csv --target price --time sold
     """
     require_extra("tables", "polars", "sklearn", "skrub")
@@ -117,7 +116,7 @@ def compare(
         test=test,
         extrapolate=extrapolate or False,
         refit_all=refit_all,
-        methods=[*(name.strip() for name in (methods or "all").split(",")), *(method or ())],
+        methods=None if methods is None else [name.strip() for name in methods.split(",")],
         select=select,
         quick=quick,
         minutes=minutes,

@@ -529,9 +529,10 @@ class _Progress:
 
     def learn(self, records: Iterable[Record]) -> None:
         """Learn from finished pieces how long others take, in seconds per training row."""
-        for record in records:
-            seconds = record.seconds / self._rows[record.key[:2]]
-            self._seconds.setdefault(record.method, []).append(seconds)
+        with self._lock:
+            for record in records:
+                seconds = record.seconds / self._rows[record.key[:2]]
+                self._seconds.setdefault(record.method, []).append(seconds)
 
     def left(self) -> str:
         """Estimate the time that is left; empty until every method has finished a fold."""
@@ -591,7 +592,7 @@ def compare(
             - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
               ``as_`` (kinds of columns, e.g. ``{"code": "category"}``; ``"id"``: not an input), ``max_rows``
               (a longer table is sampled);
-            - the methods: ``methods`` (names, ``"all"``, or estimators like
+            - the methods: ``methods`` (names, or estimators like
               ``"sklearn.ensemble:ExtraTreesRegressor"``; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
               targets), ``refit_all`` (the saved model also learns the rows of ``test``);

@@ -206,23 +206,24 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
 def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tuple[str, ...]:
     """Return the methods to compare, ordinary training first.
 
-    None, and the name ``"all"``, are all that suit task and groups and are installed. An estimator of yours
-    is named by its module and class, as in ``"sklearn.ensemble:ExtraTreesRegressor"``.
+    None is all that suit task and groups and are installed. An estimator of yours joins them, or those that
+    are named, by its module and class, as in ``"sklearn.ensemble:ExtraTreesRegressor"``.
     """
-    wanted = list(wanted or ["all"])
+    wanted = list(wanted or ())
+    wants_all = all(":" in name for name in wanted)
     METHODS.update({name: _own(task, name) for name in wanted if ":" in name})
     NAMES.update({name: METHODS[name].label for name in wanted if ":" in name})
     known = [name for name, method in METHODS.items() if task in method.tasks]
     needs = {name: METHODS[name].needs for name in known}
     there = [name for name in known if not needs[name] or importlib.util.find_spec(needs[name])]
     usual = [name for name in there if ":" not in name and (grouped or not METHODS[name].sees_groups)]
-    for name in {*wanted} - {"all"}:
+    for name in wanted:
         if name not in there:
             hint = " Some need elliptica[boosters]."
             raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}.{hint}")
         if METHODS[name].sees_groups and not grouped:
             raise TableError(f"methods has {name!r}, which needs groups. Name their column with --group.")
-    chosen = [REFERENCE, *wanted, *(usual if "all" in wanted else ())]
+    chosen = [REFERENCE, *wanted, *(usual if wants_all else ())]
     return tuple(name for name in known if name in chosen)
 
 
