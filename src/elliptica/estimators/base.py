@@ -56,7 +56,7 @@ from elliptica.estimators.stacked import (
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that are predicted at once
-_STACK_NUMBERS = 2**25  # weights of a stack, of which there are five copies (moments, gradients, best)
+_STACK_NUMBERS = 2**25  # weights of a stack, of which there are six copies (moments, average, best ...)
 
 
 class NetworkRows(NamedTuple):
