@@ -412,8 +412,6 @@ BAD = {
     "alpha": ({"method": "mixup", "alpha": -1.0}, {}),
     "n_times": ({"n_times": 1}, {}),
     "bins": ({"bins": -1}, {}),
-    "dropout": ({"method": "dropout", "dropout": 1.0}, {}),
-    "dropout default network": ({"method": "dropout", "module": nn.Linear(4, 3)}, {}),
     "weighting": ({"weighting": "softmax"}, {}),
     "pairing": ({"pairing": "random"}, {}),
     "class_weight": ({"class_weight": {"a": -1.0}}, {}),

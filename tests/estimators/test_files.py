@@ -55,7 +55,7 @@ def frame_of(x):
 
 MODELS = {
     "regressor": lambda x: EllipticRegressor(n_networks=2, **QUICK).fit(x, x[:, 0]),
-    "bins": lambda x: EllipticRegressor(n_networks=2, bins=4, method="dropout", **QUICK).fit(x, x[:, 0]),
+    "bins": lambda x: EllipticRegressor(n_networks=2, bins=4, **QUICK).fit(x, x[:, 0]),
     "two targets": lambda x: EllipticRegressor(target_transform="log", **QUICK).fit(x, np.exp(x[:, :2])),
     "linear": lambda x: EllipticRegressor(**{**QUICK, "hidden": ()}).fit(x, x[:, 0]),
     "multilabel": lambda x: EllipticClassifier(**QUICK).fit(x, (x > 0).astype(int)),

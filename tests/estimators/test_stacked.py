@@ -18,7 +18,6 @@ from laws import assert_distribution
 
 OWN = {
     "noise": {"sigma": 0.4},
-    "dropout": {"dropout": 0.3},
     "mixup": {"alpha": 0.7},
     "c-mixup": {"bandwidth": 0.4},
     "elliptic": {"sigma": 0.3, "n_times": 4},
@@ -79,19 +78,11 @@ def initial(one):
 
 
 def drawn_batches(one):
-    """Points that a network draws before their encoding, and factors of its units, batch after batch."""
+    """Points that a network draws before their encoding, batch after batch."""
     drawer, steps = Drawer(replace(one, encoding=None)), stacked.MOST_ROWS // BATCH
     while True:
         chunk = drawer.draw(one.table, BATCH, steps)
-        kept = drawer.keep_units(steps, BATCH, 14) if one.method == "dropout" else torch.ones(steps)
-        yield from ((stacked.Points(*parts), mask) for *parts, mask in zip(*chunk, kept, strict=True))
-
-
-def dropped(model, x, mask):
-    masks = iter(mask.split([8, 6], -1))
-    for layer in model:
-        x = layer(x) * next(masks) if isinstance(layer, nn.LeakyReLU) else layer(x)
-    return x
+        yield from (stacked.Points(*parts) for parts in zip(*chunk, strict=True))
 
 
 def elliptic_loss(one, model, criterion, p):
@@ -120,13 +111,11 @@ def loop(one, loss, steps, monkeypatch):
     sizes = torch.bincount(group[one.rows], minlength=3)
     dro = GroupDRO(model, criterion, 3, step_size=one.settings.get("eta", 0.0), group_sizes=sizes)
     losses, visited = [], []
-    for _, (p, mask) in zip(range(steps), drawn_batches(one), strict=False):
+    for _, p in zip(range(steps), drawn_batches(one), strict=False):
         near, far = (x[p.rows], y[p.rows]), (x[p.partners], y[p.partners])
         monkeypatch.setattr(mixup, "draw_share", lambda *_, s=p.s: 1 - float(s[0]))
         if method in ("erm", "balanced"):
             value = ERM(model, criterion)(*near)
-        elif method == "dropout":
-            value = criterion(dropped(model, near[0], mask), near[1])
         elif method == "noise":
             value = ERM(model, criterion)(p.x, near[1])
         elif method == "smoothing":

@@ -56,7 +56,7 @@ from elliptica.estimators.stacked import (
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that are predicted at once
-_STACK_NUMBERS = 2**25  # weights of a stack, of which there are five copies (moments, gradients, best)
+_STACK_NUMBERS = 2**25  # weights of a stack, of which there are six copies (moments, average, best ...)
 
 
 class NetworkRows(NamedTuple):
@@ -83,7 +83,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     pairing: str | Pairing = "permutation"
     weighting: str | Weighting | None = None
     alpha: float | None = None
-    dropout: float = 0.1
     standardize: bool = True
     bins: int = 0
     max_iter: int = 100
@@ -99,7 +98,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     device: str | torch.device = "cpu"
 
     #: Values of ``method``.
-    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "noise", "dropout")
+    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "noise")
 
     def network_rows(self, X: Any, y: Any) -> NetworkRows:
         """Return network, loss, inputs and targets as in training: the arguments of `elliptica.diagnose`.
@@ -251,11 +250,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 checks.nonnegative(name, value)
         for name, least in {"max_iter": 1, "batch_size": 1, "n_networks": 1, "n_times": 2, "bins": 0}.items():
             checks.count(name, getattr(self, name), least)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, but got {self.dropout}.")
-        is_bare = groups is None and self.method != "dropout"
-        if self.method in ("dropout", *GROUP_METHODS) and (is_bare or self._stacked_method() is None):
-            raise ValueError(f'method="{self.method}" needs the default network; all but dropout, groups.')
+        if self.method in GROUP_METHODS and (groups is None or self._stacked_method() is None):
+            raise ValueError(f'method="{self.method}" needs groups in fit, and the default network.')
 
     # ---- what the classifier and the regressor define, or may
 

@@ -41,9 +41,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         module: Your own network, ``(rows, features)`` to ``(rows, classes)`` logits: a module, of which a
             copy is trained from its present weights, or a function of ``(n_features, n_outputs)``.
         method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"noise"`` (Gaussian noise with
-            standard deviation ``sigma`` on the scaled inputs, no bridge), ``"smoothing"`` (of labels) or
-            ``"dropout"``. With ``groups`` in `fit` also ``"groupdro"``, ``"lisa"`` and ``"balanced"`` (every
-            group equally often). These and dropout train the default network only.
+            standard deviation ``sigma`` on the scaled inputs, no bridge) or ``"smoothing"`` (of labels). With
+            ``groups`` in `fit` also ``"groupdro"``, ``"lisa"`` and ``"balanced"`` (every group equally
+            often), which train the default network.
         sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
             lines, ``"auto"`` measures it with `elliptica.auto_sigma` on the training rows.
         sigma_y: Diffusion coefficient of the labels. None means 0: labels change linearly along a bridge. The
@@ -56,7 +56,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         weighting: Importance weighting, a name or an object such as ``GradientSoftmax(xi=0.5)``, see
             `elliptica.Elliptic`.
         alpha: Beta parameter of mixup and LISA; None means 1 and 2.
-        dropout: Probability that ``method="dropout"`` switches a hidden unit off in training.
         smoothing: Share of a label that ``method="smoothing"`` spreads over all classes.
         eta: Step size of the group weights of Group DRO.
         standardize: Scale columns to mean 0 and standard deviation 1 with statistics of the training rows,
@@ -112,7 +111,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     smoothing: float = 0.1
     calibrate: str | None = None
 
-    _methods: ClassVar = ("elliptic", "erm", "mixup", "noise", "dropout", "smoothing", *GROUP_METHODS)
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "noise", "smoothing", *GROUP_METHODS)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable label of each row; for multilabel targets, all labels above 0.5."""

@@ -31,9 +31,9 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 
     Args:
-        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"``, ``"noise"`` or
-            ``"dropout"``. With ``groups`` in `fit` also ``"groupdro"`` and ``"balanced"`` (every group
-            equally often). These and dropout train the default network only.
+        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``. With
+            ``groups`` in `fit` also ``"groupdro"`` and ``"balanced"`` (every group equally often), which
+            train the default network.
         module: Your own network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
             trained from its present weights, or a function of ``(n_features, n_outputs)``.
         sigma_y: Diffusion coefficient of the scaled targets; None means ``sigma`` if that is a number,
@@ -47,7 +47,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         standardize: Scale columns and targets to mean 0 and standard deviation 1 with statistics of the
             training rows, because ``sigma`` is in units of the inputs. A constant column becomes 0.
         **others: As in `EllipticClassifier`: ``hidden``, ``sigma``, ``sampling``, ``n_times``, ``n_bridges``,
-            ``pairing``, ``weighting``, ``dropout``, ``eta``, ``bins``, ``max_iter``, ``batch_size``,
+            ``pairing``, ``weighting``, ``eta``, ``bins``, ``max_iter``, ``batch_size``,
             ``learning_rate``, ``weight_decay``, ``early_stopping``, ``validation_fraction``,
             ``n_iter_no_change``, ``random_state`` and ``device``.
 
@@ -70,7 +70,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     bounded: bool = True
     target_transform: str | None = None
 
-    _methods: ClassVar = ("elliptic", "erm", "mixup", "c-mixup", "noise", "dropout", "balanced", "groupdro")
+    _methods: ClassVar = ("elliptic", "erm", "mixup", "c-mixup", "noise", "balanced", "groupdro")
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""

@@ -30,7 +30,6 @@ Loss = Literal["classes", "labels", "real"]
 METHODS: dict[str, dict[str, float]] = {
     "erm": {},
     "noise": {"sigma": 0.1},
-    "dropout": {"dropout": 0.1},
     "smoothing": {"smoothing": 0.1},
     "mixup": {"alpha": 1.0},
     "c-mixup": {"alpha": 2.0, "bandwidth": 1.0},
@@ -339,11 +338,6 @@ class Drawer:
             x = self.job.encoding(x)
         return Points(x, y, rows, partners, s)
 
-    def keep_units(self, *shape: int) -> Tensor:
-        """Draw the factors of hidden units for dropout: zero, or what keeps their mean."""
-        rate = self.job.setting("dropout")
-        return torch.rand(shape, generator=self.generator).ge_(rate).div_(1 - rate)
-
     def _partners(self, table: Table, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the partner of each row, and its share."""
         job, generator, (steps, batch_size) = self.job, self.generator, rows.shape
@@ -456,7 +450,6 @@ class _Block:
             network.log_q, network.totals = self.log_q[i], self.totals[i]
         self.weighted, self.xi = self._with("elliptic-weighted", "xi")
         self.worst, self.eta = self._with("groupdro", "eta")
-        self.dropping = self._with("dropout", "dropout")[0]
         #: Neighbours with the same learning rate and decay, for one call of AdamW.
         self.runs: list[tuple[tuple[float, float], list[list[Tensor]]]] = []
         begin, n = 0, len(self.parameters)
@@ -488,7 +481,6 @@ class _Stack:
         batch_size = self.batch_size = len(networks[0].totals)
         self.networks, self.n_groups = networks, int(table.group.max()) + 1
         self.steps_at_once = max(1, min(MOST_ROWS, NUMBERS_AT_ONCE // sizes[0]) // batch_size)
-        self.hidden = list(sizes[1:-1])
         numbers = 5 * sum(a * b + b for a, b in pairwise(sizes))
         numbers += batch_size * (2 * sum(sizes) + self.steps_at_once * sizes[0])
         self.block_size = max(1, _BLOCK_BYTES // (4 * numbers))
@@ -524,22 +516,16 @@ class _Stack:
         drawn = [network.drawer.draw(*sizes) for network in block.networks]
         points = Points(*map(torch.stack, zip(*drawn, strict=True)))
         groups = self.table.group[points.rows[block.worst]]
-        shape = (self.steps_at_once, self.batch_size, sum(self.hidden))
-        kept = [block.networks[i].drawer.keep_units(*shape) for i in block.dropping]
         for k in range(self.steps_at_once):
-            masks = [part[k] for part in kept]
-            self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], masks, self.step + k)
+            self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], self.step + k)
             done = self.step + k + 1
             if any(done % network.epoch_steps == 0 for network in block.networks):
                 self._end_epochs(block, done)
 
-    def _train_step(
-        self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, masks: list[Tensor], step: int
-    ) -> None:
+    def _train_step(self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, step: int) -> None:
         """Take one AdamW step on the mean loss of a batch for each network; the method weights rows."""
         layers, count = _layers(block.parameters), len(block.networks)
-        dropped = [(block.dropping, m) for m in torch.stack(masks).split(self.hidden, -1)] if masks else []
-        outputs = _forward(layers, x, [part[:count] for part in self.outputs], dropped)
+        outputs = _forward(layers, x, [part[:count] for part in self.outputs])
         slopes = [part[:count] for part in self.slopes]
         losses, slopes[-1] = self._losses(outputs[-1], y)
         block.totals += losses
@@ -551,8 +537,6 @@ class _Stack:
             torch.bmm(slopes[layer], layers[layer][0].transpose(1, 2), out=slope)
             # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
-            for places, mask in dropped[layer - 1 : layer]:
-                slope[places] *= mask
         if block.weighted:  # importance weights depend on the input gradient, so they come last
             gradient = torch.bmm(slopes[0][block.weighted], layers[0][0][block.weighted].transpose(1, 2))
             encodings = [block.jobs[i].encoding for i in block.weighted]
@@ -631,19 +615,14 @@ class _Stack:
 
 
 def _forward(
-    layers: Sequence[tuple[Tensor, Tensor]],
-    x: Tensor,
-    memory: Sequence[Tensor] | None = None,
-    dropped: Sequence[tuple[list[int], Tensor]] = (),
+    layers: Sequence[tuple[Tensor, Tensor]], x: Tensor, memory: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Compute the outputs ``(network, row, unit)`` of each layer, after its activation and dropout."""
+    """Compute the outputs ``(network, row, unit)`` of each layer, after its activation."""
     outputs = []
     for number, (weight, bias) in enumerate(layers):
         x = torch.baddbmm(bias, x, weight, out=None if memory is None else memory[number])
         if number < len(layers) - 1:
             nn.functional.leaky_relu_(x, _SLOPE)
-        for places, mask in dropped[number : number + 1]:
-            x[places] *= mask
         outputs.append(x)
     return outputs
 

@@ -101,7 +101,6 @@ METHODS: dict[str, Method] = {
     REFERENCE: Method("ordinary training"),
     "noise": Method("input noise", _SIGMA),
     "smoothing": Method("label smoothing", {"smoothing": (0.1, 0.01, 0.4)}, _CLASSES),
-    "dropout": Method("dropout", {"dropout": (0.1, 0.02, 0.5)}),
     "mixup": Method("mixup", {"alpha": (0.4, 0.1, 4.0)}),
     "c-mixup": Method("C-Mixup", {"alpha": (2.0, 0.2, 4.0), "bandwidth": (1.0, 0.1, 3.0)}, ("regression",)),
     "elliptic": Method("elliptic training", _SIGMA),
