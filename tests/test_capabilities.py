@@ -425,13 +425,9 @@ def test_estimators(estimator, tmp_path):
     assert np.array_equal(again.predict(X.numpy()), fitted.predict(X.numpy()))
 
 
-def test_oversampler_and_preprocessor():
-    from elliptica.estimators import BridgeOverSampler, TablePreprocessor
+def test_preprocessor():
+    from elliptica.estimators import TablePreprocessor
 
-    x, _ = BridgeOverSampler(k_neighbors=2, random_state=0).fit_resample(
-        X.numpy(), np.array([0] * 8 + [1] * 4)
-    )
-    assert len(x) == 16
     assert len(TablePreprocessor().fit_transform(table_of())) == 90
 
 

@@ -101,7 +101,7 @@ def test_the_screen_from_top_to_bottom(done):
         for words in (
             "flowers.csv: 80 rows. Predict kind (classification). Test on random",
             "colour",
-            "3 methods, up to 1 setting each, 2 folds. Ctrl-C",
+            "3 methods, up to 2 settings each, 2 folds. Ctrl-C",
             "100 %",
             "compared with ordinary training",
             results(folder / "out")["summary"]["verdict"]["headline"],

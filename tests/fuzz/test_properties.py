@@ -11,14 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.pipeline import make_pipeline
 
 from elliptica._utils.statistics import holm
 from elliptica.estimators import (
-    BridgeOverSampler,
     EllipticClassifier,
     EllipticRegressor,
     TablePreprocessor,
@@ -162,17 +161,3 @@ def test_gaps_and_unseen_words_are_predicted_row_by_row(made, draws):
     with tempfile.TemporaryDirectory() as folder:
         copy = load(save(model, Path(folder) / "model.elliptica"))
     assert (copy.predict(new) == found).all()
-
-
-@examples(15)
-@given(tables(), seeds)
-def test_new_rows_balance_the_classes_and_lie_among_them(table, seed):
-    x, _ = table
-    y = np.arange(len(x)) < max(2, len(x) // 4)
-    assume((~y).sum() >= 2)
-    rows, labels = BridgeOverSampler(sigma=0.0, random_state=seed).fit_resample(x, y)
-    assert labels.sum() == (~labels).sum()
-    assert (rows[: len(x)] == x).all()
-    room = 1e-6 * np.abs(x[y]).max(0)
-    assert (rows[labels] >= x[y].min(0) - room).all()
-    assert (rows[labels] <= x[y].max(0) + room).all()

@@ -1,4 +1,4 @@
-"""Elliptic training for tables with scikit-learn's interface: estimators, preprocessing, files, sampling."""
+"""Elliptic training for tables with scikit-learn's interface: estimators, preprocessing, files."""
 
 from elliptica._utils import extras as _extras
 
@@ -7,7 +7,6 @@ try:
     from elliptica.estimators.files import load as load
     from elliptica.estimators.files import read_notes as read_notes
     from elliptica.estimators.files import save as save
-    from elliptica.estimators.oversample import BridgeOverSampler as BridgeOverSampler
     from elliptica.estimators.preprocess import TablePreprocessor as TablePreprocessor
     from elliptica.estimators.regressor import EllipticRegressor as EllipticRegressor
 except ModuleNotFoundError as error:
