@@ -221,7 +221,7 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
 
 
 def _print_result(comparison: Comparison, console: Console) -> None:
-    from elliptica.tables.page import FOOTNOTE, cautions, range_words, result_rows
+    from elliptica.tables.page import FOOTNOTE, cautions, remarks, result_rows
 
     narrow = console.is_terminal and console.width < 100
     rows = result_rows(comparison, most=2 if narrow else 3)
@@ -232,7 +232,7 @@ def _print_result(comparison: Comparison, console: Console) -> None:
     if any("†" in row[0] for row in rows):
         print_text(console, f"  {FOOTNOTE}")
     print_text(console, f"[bold]{escape(verdict.headline)}[/bold]")
-    for text in (" ".join(verdict.sentences), *range_words(comparison)):
+    for text in (" ".join(verdict.sentences), *remarks(comparison)):
         if text:
             print_text(console, escape(text))
     for caution in cautions(comparison):

@@ -23,6 +23,7 @@ from elliptica import __version__
 from elliptica._utils import checks
 from elliptica._utils.extras import count
 from elliptica._utils.files import read_arrays, replacing, write_atomically
+from elliptica.core.chord import chord_ratio
 from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.judge import join
 from elliptica.report.page import present_versions
@@ -41,7 +42,7 @@ from elliptica.tables.methods import (
 from elliptica.tables.metrics import Metric, Predictions, fifths, metrics_of, score
 from elliptica.tables.problem import TableProblem, Task, make_problem
 from elliptica.tables.several import with_several
-from elliptica.tables.shift import RANDOM, Fold, ShiftPlan, make_shift
+from elliptica.tables.shift import RANDOM, Fold, ShiftPlan, make_preprocessor, make_shift
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.tables.training import Record, Report, prepare, run_methods
 from elliptica.tables.verdict import judge
@@ -257,6 +258,15 @@ class Comparison:
         words = {"place": self.shift.place, "target": self.problem.target_name}
         at_random = other if other in self.methods else None
         return judge(self.predictions, select=self.plan.select, at_random=at_random, **words)
+
+    @cached_property
+    def mixing(self) -> str:
+        """Whether training between rows makes sense for this target; empty for classes and few rows."""
+        rows = self.problem.own_rows
+        if self.problem.task == "classification" or len(rows) < 20:
+            return ""
+        inputs, target = self.problem.features[rows], self.problem.target[rows]
+        return str(chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target))
 
     @property
     def best(self) -> str:

@@ -52,7 +52,7 @@ def write_reports(comparison: Comparison, folder: Path, *, measure: bool = False
 def comparison_page(comparison: Comparison, used: Sequence[Bar] = ()) -> Page:
     """Build the page of a comparison; ``used`` says what the recommended model depends on."""
     verdict, problem = comparison.verdict, comparison.problem
-    said = [" ".join(verdict.sentences), *range_words(comparison)]
+    said = [" ".join(verdict.sentences), *remarks(comparison)]
     if (done := len(comparison.finished)) < (total := len(comparison.shift.folds)):
         said.append(f"{done} of {count(total, 'fold')} finished and kept.")
     columns = [["column", "used as", "change with"], *column_rows(problem.columns)]
@@ -138,13 +138,14 @@ def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
     return rows
 
 
-def range_words(comparison: Comparison) -> list[str]:
-    """Report the largest share of a network's predictions that were clipped."""
+def remarks(comparison: Comparison) -> list[str]:
+    """Say whether mixing rows makes sense, and the largest share of predictions that were clipped."""
     counts = {m: sum(record.clipped for record in comparison.of(m)) for m in comparison.methods}
     most = max(counts, key=lambda method: counts[method])
     share = counts[most] / sum(len(record.predicted) for record in comparison.of(most))
     text = f"{100 * share:.1f} % of the test predictions of {name_of(most)}, the most of all networks, were "
-    return [f"{text}clipped to the range of the training targets."] if share else []
+    clipped = [f"{text}clipped to the range of the training targets."] if share else []
+    return [*([comparison.mixing] if comparison.mixing else []), *clipped]
 
 
 def describe_model(comparison: Comparison) -> str:
