@@ -21,7 +21,6 @@ from elliptica.lab.experiments.specification import PaperValue
 
 NAMES = [
     "anticipation",
-    "compare_tables",
     "diagnose_battery",
     "green_bridge",
     "hitting_times",
