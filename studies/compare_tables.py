@@ -317,8 +317,8 @@ def blocks(records: list[Record]) -> dict[str, str]:
         kept = sum(r["interval"][0] <= r["errors"]["saved"] <= r["interval"][1] for r in won)
         lines += [
             f"- {kind}: {inside} of {len(claims)} differences came inside their intervals on rows put aside, "
-            f"{right} of {len(called)} calls have the right sign, and the error of the saved model was in its "
-            f"own interval {kept} of {len(won)} times."
+            f"{right} of {len(called)} calls have the right sign, and the error of the saved model was in "
+            f"its own interval {kept} of {len(won)} times."
         ]
     return {"tables": "\n".join(lines)}
 
