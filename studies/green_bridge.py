@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +37,7 @@ Build = Callable[[Split], Any]
 
 
 class Task(NamedTuple):
-    """A data set and how it is trained (paper: Table 12).
-
-    Crime has half of the paper's epochs, for time. Training on the Waterbirds features is our choice.
-    """
+    """A data set and how it is trained (paper: Table 12; half of its epochs on Crime; Waterbirds is ours)."""
 
     load: Callable[[int], Dataset]
     epochs: int
@@ -65,42 +62,28 @@ TASKS = {
     "crime": Task(_crime, 50, 16, 1e-3, 0.05, 4.0, "1"),
     "waterbirds": Task(loaders.load_waterbirds_features, 20, 128, 1e-3, 0.1, hidden=(), alpha=1.0),
 }
-POWERS = ("0", "1", "4", "n-2")
+BASELINES, POWERS = ("erm", "mixup", "c-mixup"), ("0", "1", "4", "n-2")
 NOISES = ("paper", "green 0.1", "green 0.3", "green 1", "screened")
+#: Names of label noise: none, a tenth of the deviation, and the paper's one sigma for inputs and targets.
+LABEL_NOISE = {False: "", True: ", label noise", "sigma": ", sigma_y = sigma"}
+#: All methods by the names of their settings.
+SETTINGS: dict[str, Method] = {name: {"name": name} for name in BASELINES}
+_OTHERS = (("green intrinsic", "1", False), ("paper", "1", "sigma"))
+for _noise, _power, _labels in (*product(NOISES, POWERS, (False, True)), *_OTHERS):
+    _method = {"name": "elliptic", "noise": _noise, "power": _power, "label_noise": _labels}
+    SETTINGS[f"{_noise}, power {_power}{LABEL_NOISE[_labels]}"] = _method
 
 
-def methods(task: Task) -> Iterator[Method]:
-    """Every setting of a data set."""
-
-    def elliptic(noise: str, power: str = "1", label_noise: bool | str = False) -> Method:
-        return {"name": "elliptic", "noise": noise, "power": power, "label_noise": label_noise}
-
-    yield from ({"name": name} for name in ("erm", "mixup"))
-    if task.bandwidth is not None:
-        yield {"name": "c-mixup"}
-    for noise in NOISES:
-        yield from (elliptic(noise, power, labels) for power in POWERS for labels in (False, True))
-    yield elliptic("green intrinsic")
-    yield elliptic("paper", label_noise="sigma")  # the paper's own setting: one sigma for inputs and targets
-
-
-@dataclass(frozen=True)
-class Screened:
-    """The law of the noise if walks are killed at a constant rate, as an example of a law of one's own.
+def screened(start: Tensor, end: Tensor, _: object, generator: torch.Generator, *, rate: float) -> Tensor:
+    """Draw the standard deviation of the bridge of each pair if walks are killed at a constant rate.
 
     The variance of a bridge of length ``r`` in ``n`` dimensions has a density proportional to
     ``V**(-n/2) * exp(-r**2 / (2 V) - rate * V)``: generalised inverse Gaussian, `elliptica.Green` at rate 0.
     """
-
-    rate: float
-
-    def __call__(self, start: Tensor, end: Tensor, targets: object, generator: torch.Generator) -> Tensor:
-        """Draw the standard deviation of the bridge of each pair."""
-        r = (end - start).norm(dim=1, keepdim=True).double().clamp_min(1e-12).numpy()
-        root = math.sqrt(2 * self.rate)
-        draws = int(torch.randint(2**62, (), generator=generator))
-        law = geninvgauss(1 - start.shape[1] / 2, root * r, scale=r / root)
-        return torch.from_numpy(law.rvs(r.shape, random_state=np.random.default_rng(draws))).sqrt().to(start)
+    r = (end - start).norm(dim=1, keepdim=True).double().clamp_min(1e-12).numpy()
+    root, draws = math.sqrt(2 * rate), int(torch.randint(2**62, (), generator=generator))
+    law = geninvgauss(1 - start.shape[1] / 2, root * r, scale=r / root)
+    return torch.from_numpy(law.rvs(r.shape, random_state=np.random.default_rng(draws))).sqrt().to(start)
 
 
 class Best(NamedTuple):
@@ -158,14 +141,12 @@ class Stack:
         zeros = torch.zeros(self.n, dtype=torch.float64)
         best = Best(zeros - math.inf, zeros.clone(), torch.zeros_like(self.predict(self.test)))
 
-        def loss(index: Tensor) -> Tensor:
-            j = draw(index, self.noise) if draw else index
-            more = {"end": (self.x[j], self.y[j])} if draw else {}
-            return self.n * module(self.x[index], self.y[index], generator=self.noise, **more)
-
         def losses() -> Iterator[Tensor]:
             for epoch in range(self.task.epochs):
-                yield from map(loss, self.batches())
+                for index in self.batches():
+                    j = draw(index, self.noise) if draw else index
+                    more = {"end": (self.x[j], self.y[j])} if draw else {}
+                    yield self.n * module(self.x[index], self.y[index], generator=self.noise, **more)
                 score = self.score(self.validation)
                 if bool((better := score >= best.score).any()):
                     now = Best(score, zeros + epoch, self.predict(self.test))
@@ -206,24 +187,25 @@ def objective(runs: Stack, method: Method) -> tuple[nn.Module, Build | None]:
         return cmixup, lambda split: TargetKernel(split.y, task.bandwidth)
     unit = 1.0 if runs.is_class else float(runs.train[0].y.std())
     sigma_y = task.sigma if method["label_noise"] == "sigma" else 0.1 * unit * method["label_noise"]
-    settings = {"sampling": "marginal", "sigma": noise(runs, method["noise"]), "sigma_y": sigma_y}
+    settings = {"sampling": "marginal", "sigma": sigma(runs, method["noise"]), "sigma_y": sigma_y}
     power = runs.x.shape[1] - 2 if method["power"] == "n-2" else method["power"]
-    classes = 2 if runs.is_class else None
-    elliptic = elliptica.Elliptic(*both, num_classes=classes, validate=False, **settings)
+    settings["num_classes"] = 2 if runs.is_class else None
+    elliptic = elliptica.Elliptic(*both, validate=False, **settings)
     return elliptic, lambda split: elliptica.PartnerTable(split.x, power=float(power))
 
 
-def noise(runs: Stack, kind: str) -> Any:
+def sigma(runs: Stack, noise: str) -> Any:
     """``sigma`` of `Elliptic`."""
-    if kind == "paper":
-        return runs.task.sigma
     x = runs.train[0].x
-    if kind == "screened":
+    if noise == "paper":
+        return runs.task.sigma
+    if noise == "screened":
         shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
-        return Screened(10 * x.shape[1] ** 2 / (2 * float((shuffled - x).norm(dim=1).median()) ** 2))
-    if kind == "green intrinsic":
+        rate = 10 * x.shape[1] ** 2 / (2 * float((shuffled - x).norm(dim=1).median()) ** 2)
+        return partial(screened, rate=rate)
+    if noise == "green intrinsic":
         return elliptica.Green(dim=max(3.0, elliptica.intrinsic_dimension(x)))
-    return elliptica.Green(float(kind.split()[1]))
+    return elliptica.Green(float(noise.split()[1]))
 
 
 def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
@@ -248,102 +230,82 @@ def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
 
 def run(records: list[Record]) -> Iterator[list[Record]]:
     """Train what is not recorded yet; mixup shares one weight per batch, so its seeds run one by one."""
-    for dataset, method in ((dataset, m) for dataset, task in TASKS.items() for m in methods(task)):
+    for dataset, (setting, method) in product(TASKS, SETTINGS.items()):
+        if setting == "c-mixup" and TASKS[dataset].bandwidth is None:
+            continue
         seeds = [cell[2] for cell in STUDY.missing(records, [(dataset, method, seed) for seed in SEEDS])]
-        for group in [[s] for s in seeds] if "mixup" in method["name"] else [seeds] * bool(seeds):
+        for group in [[s] for s in seeds] if "mixup" in setting else [seeds] * bool(seeds):
             yield train(dataset, method, group)
 
 
-def name(method: Method) -> str:
-    """One line for a setting."""
-    if method["name"] != "elliptic":
-        return str(method["name"])
-    label = {True: ", label noise", "sigma": ", sigma_y = sigma"}.get(method["label_noise"], "")
-    return f"{method['noise']}, power {method['power']}{label}"
+def settings_of(*noises: str) -> list[str]:
+    """Names of all settings of some noises, of the paper's sigma also the paper's own setting."""
+    return [setting for setting, method in SETTINGS.items() if method.get("noise") in noises]
 
 
-class Results:
-    """Results on one data set by setting."""
-
-    def __init__(self, values: Values, dataset: str) -> None:
-        self.dataset, self.all, self.values = dataset, values, partial(values, dataset)
-        self.scale = 100 if dataset == "waterbirds" else 1  # accuracies, larger is better; others are errors
-        #: Average, and worst group where there are groups.
-        self.keys = ["average"] if TASKS[dataset].new_split_per_seed else ["average", "worst"]
-
-    def mean(self, setting: str, key: str) -> float:
-        """Mean over seeds; in percent for accuracies."""
-        return self.scale * statistics.mean(self.values(setting, of=key))
-
-    def best(self, key: str, settings: Iterable[str]) -> str:
-        """The setting with the best mean."""
-        return (max if self.scale > 1 else min)(settings, key=lambda setting: self.mean(setting, key))
-
-    def show(self, setting: str, key: str) -> str:
-        """Mean and sample deviation."""
-        forms = (".1f", ".1f") if self.scale > 1 else (".4g", ".2g")
-        return spread(self.values(setting, of=key), *forms, scale=self.scale)
-
-    def against_erm(self, settings: Iterable[str], key: str) -> dict[str, str]:
-        """Mean difference to ERM on the same seeds; p of a paired t test, Holm-corrected over the rows."""
-        rows, erm = {s: (self.dataset, s) for s in settings if s != "erm"}, (self.dataset, "erm")
-        gaps = {setting: self.all.gaps(row, erm, key) for setting, row in rows.items()}
-        p = holm(torch.tensor([paired_p(gap) for gap in gaps.values()], dtype=torch.float64)).tolist()
-        shown = zip(gaps.items(), p, strict=True)
-        return {s: f"{self.scale * statistics.mean(gap):+.3g} (p = {q:.2g})" for (s, gap), q in shown}
-
-
-#: Settings of each noise, in the order of the columns of `grid_table`.
-GRID = {n: [f"{n}, power {p}{more}" for p in POWERS for more in ("", ", label noise")] for n in NOISES}
-PAPER = "paper, power 1, sigma_y = sigma"
 FAMILIES = {
-    "elliptic, paper's setting": [PAPER],
-    "elliptic, paper's sigma": [*GRID["paper"], PAPER],
-    "elliptic, Green": [s for noise in NOISES[1:4] for s in GRID[noise]],
-    "elliptic, screened": GRID["screened"],
-    "elliptic, any noise": [*(setting for settings in GRID.values() for setting in settings), PAPER],
+    "elliptic, paper's setting": ["paper, power 1, sigma_y = sigma"],
+    "elliptic, paper's sigma": settings_of("paper"),
+    "elliptic, Green": settings_of(*NOISES[1:4]),
+    "elliptic, screened": settings_of("screened"),
+    "elliptic, any noise": settings_of(*NOISES),
     "elliptic, Green x 1, power 1 (nothing chosen)": ["green 1, power 1"],
-    "elliptic, Green x 1 (power and label noise chosen)": GRID["green 1"],
-    "elliptic, Green at the intrinsic dimension": ["green intrinsic, power 1"],
+    "elliptic, Green x 1 (power and label noise chosen)": settings_of("green 1"),
+    "elliptic, Green at the intrinsic dimension": settings_of("green intrinsic"),
 }
 
 
-def main_rows(results: Results) -> Iterator[list[str]]:
-    """Each family at the setting that its validation mean chose, beside the baselines."""
-    baselines = ("erm", "mixup", "c-mixup") if TASKS[results.dataset].bandwidth else ("erm", "mixup")
-    chosen = {m: m for m in baselines}
-    chosen |= {family: results.best("validation", settings) for family, settings in FAMILIES.items()}
-    against = [results.against_erm(chosen.values(), key) for key in results.keys]
-    missing = ["-"] * (2 - len(results.keys))
-    for family, setting in chosen.items():
-        shown = (results.show(setting, key) for key in ("validation", *results.keys))
-        gaps = (gap.get(setting, "-") for gap in against)
-        row = [results.dataset, family, setting if family != setting else "-", *shown, *missing]
-        yield [*row, *gaps, *missing, str(len(results.values(setting, of="seed")))]
+def read_values(records: list[Record]) -> Values:
+    """Values by data set and setting."""
+    names = {str(method): setting for setting, method in SETTINGS.items()}
+    return Values([{**r, "setting": names[str(r["method"])]} for r in records], "dataset", "setting")
 
 
-def grid_table(results: Results) -> list[str]:
-    """Every setting: test average, and worst group where there are groups."""
+def tables(values: Values, dataset: str) -> tuple[list[list[str]], list[str]]:
+    """Rows of the families, at the setting that the validation mean chose; the table of every setting.
+
+    Differences to ERM are on the same seeds, p of paired t tests, Holm-corrected over the rows.
+    """
+    best, scale, forms = min, 1, (".4g", ".2g")
+    if dataset == "waterbirds":  # accuracies in percent; others are errors
+        best, scale, forms = max, 100, (".1f", ".1f")
+    keys = ["average"] if TASKS[dataset].new_split_per_seed else ["average", "worst"]
+
+    def mean(setting: str, key: str = "validation") -> float:
+        return scale * statistics.mean(values(dataset, setting, of=key))
 
     def cell(setting: str) -> str:
-        return " / ".join(f"{results.mean(setting, key):.3g}" for key in results.keys)
+        return " / ".join(f"{mean(setting, key):.3g}" for key in keys)
 
+    chosen = {method: method for method in BASELINES if (dataset, method) in values.rows}
+    chosen |= {family: best(settings, key=mean) for family, settings in FAMILIES.items()}
+    others = [setting for setting in dict.fromkeys(chosen.values()) if setting != "erm"]
+    against, rows, missing = {("erm", key): "-" for key in keys}, [], ["-"] * (2 - len(keys))
+    for key in keys:
+        gaps = [values.gaps((dataset, setting), (dataset, "erm"), key) for setting in others]
+        p = holm(torch.tensor([paired_p(gap) for gap in gaps], dtype=torch.float64)).tolist()
+        for setting, gap, q in zip(others, gaps, p, strict=True):
+            against[setting, key] = f"{scale * statistics.mean(gap):+.3g} (p = {q:.2g})"
+    for family, setting in chosen.items():
+        shown = (values(dataset, setting, of=key) for key in ("validation", *keys))
+        row = [dataset, family, "-" if family == setting else setting]
+        row += [*(spread(scores, *forms, scale=scale) for scores in shown), *missing]
+        rows.append([*row, *(against[setting, key] for key in keys), *missing, str(len(SEEDS))])
     head = ["noise", *(f"{power}{star}" for power in POWERS for star in ("", "*"))]
-    rows = ([noise, *map(cell, settings)] for noise, settings in GRID.items())
-    what = f"**{results.dataset}**, test {' / '.join(results.keys)}"
-    title = f"{what}, mean over seeds (columns: partner power; starred: with label noise)"
-    return [title, "", *table(head, rows), ""]
+    every = [[noise, *map(cell, settings_of(noise)[: len(head) - 1])] for noise in NOISES]
+    title = f"**{dataset}**, test {' / '.join(keys)}, mean over seeds"
+    note = "(columns: partner power; starred: with label noise)"
+    return rows, [f"{title} {note}", "", *table(head, every), ""]
 
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All tables."""
-    values = Values([{**r, "setting": name(r["method"])} for r in records], "dataset", "setting")
-    results = [Results(values, dataset) for dataset in TASKS]
+    values = read_values(records)
+    families, every = zip(*(tables(values, dataset) for dataset in TASKS), strict=True)
     head = ["data", "method", "setting chosen on validation", "validation", "test average"]
     head += ["test worst group", "average, against ERM", "worst, against ERM", "seeds"]
-    lines = ["### Each family at the setting chosen on validation", ""]
-    lines += table(head, (row for r in results for row in main_rows(r)), "lll")
-    lines += ["", "### Every setting", "", *(line for r in results for line in grid_table(r))]
+    lines = ["### Each family at the setting chosen on validation", "", *table(head, chain(*families), "lll")]
+    lines += ["", "### Every setting", "", *chain(*every)]
     return {"tables": "\n".join(lines).rstrip()}
 
 
@@ -351,25 +313,24 @@ def draw() -> None:
     """Where the gain comes from: the error relative to ERM by distance from the training data, power 1."""
     import matplotlib.pyplot as plt
 
-    values = Values([{**r, "setting": name(r["method"])} for r in STUDY.read()], "dataset", "setting")
+    values, bins = read_values(STUDY.read()), range(1, N_BINS + 1)
     settings = {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
     settings |= {f"elliptic, Green x {s}": f"green {s}, power 1" for s in ("0.3", "1")}
     figure, axes = plt.subplots(1, len(TASKS), figsize=(15, 3.2), layout="constrained")
     for axis, dataset in zip(axes, TASKS, strict=True):
         for i, (label, setting) in enumerate(settings.items()):
-            if (dataset, setting) not in values.rows:
-                continue
-            ours, erm = (torch.tensor(values(dataset, s, of="by_distance")) for s in (setting, "erm"))
-            ratios = (1 - ours) / (1 - erm).clamp_min(1e-9) if dataset == "waterbirds" else ours / erm
-            points = range(1, N_BINS + 1), ratios.mean(0), ratios.std(0) / len(ratios) ** 0.5
-            axis.errorbar(*points, marker="o", ms=4, capsize=2, color=f"C{i}", label=label)
+            if (dataset, setting) in values.rows:
+                ours, erm = (torch.tensor(values(dataset, s, of="by_distance")) for s in (setting, "erm"))
+                ratios = (1 - ours) / (1 - erm).clamp_min(1e-9) if dataset == "waterbirds" else ours / erm
+                bars, style = ratios.std(0) / len(ratios) ** 0.5, {"marker": "o", "ms": 4, "capsize": 2}
+                axis.errorbar(bins, ratios.mean(0), bars, color=f"C{i}", label=label, **style)
         axis.axhline(1, color="black", lw=0.8)
-        axis.set(title=dataset, xticks=range(1, N_BINS + 1))
-        axis.set_xlabel("test rows by distance to training\n(fifths, near to far)")
+        axis.set(
+            title=dataset, xticks=bins, xlabel="test rows by distance to training\n(fifths, near to far)"
+        )
     axes[0].set_ylabel("error / error of ERM\n(below 1 is better)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(STUDY.folder / "gain_by_distance.png", dpi=110)
-    plt.close(figure)
 
 
 STUDY = Study("green_bridge", blocks, ("dataset", "method", "seed"))

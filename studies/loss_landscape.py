@@ -14,6 +14,7 @@ import copy
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from elliptica.landscape import Box, DataDomain, LossField, Operator, bridge_pro
 from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
 from elliptica.landscape.walks import walk_on_spheres
-from green_bridge import Screened
+from green_bridge import screened
 
 N_SEEDS, N_WALKS = 10, 300
 METHODS = ("erm", "mixup", "elliptic", "elliptic, PDE's noise")
@@ -58,7 +59,7 @@ def load_two_moons(seed: int) -> Problem:
     x, y = moons.interior_x, moons.interior_y
     # Green's law needs three dimensions; the screened one exists in the plane. Rate: n**2 / (2 r**2)
     # for pairs at distance 1.
-    return Problem(x[:200], y[:200], x[200:], y[200:], 2, (32, 32), 50, Screened(rate=2.0))
+    return Problem(x[:200], y[:200], x[200:], y[200:], 2, (32, 32), 50, partial(screened, rate=2.0))
 
 
 def load_digits(seed: int) -> Problem:
