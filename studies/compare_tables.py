@@ -49,14 +49,13 @@ AUTOGLUON = """
 import sys
 import pandas as pd
 from autogluon.tabular import TabularPredictor
-folder, kind = sys.argv[1:]
-train, test = (pd.read_parquet(f"{folder}/{name}.parquet") for name in ("train", "test"))
+folder, kind, *dates = sys.argv[1:]
+train, test = (pd.read_csv(f"{folder}/{name}.csv", parse_dates=dates) for name in ("train", "test"))
 metric = "log_loss" if kind == "class" else "root_mean_squared_error"
 model = TabularPredictor("target", path=f"{folder}/autogluon", eval_metric=metric, verbosity=0)
 model.fit(train, time_limit=60, presets="medium_quality", num_cpus=2)
 made = model.predict_proba(test) if kind == "class" else model.predict(test).to_frame()
-made.columns = made.columns.astype(str)
-made.to_parquet(f"{folder}/made.parquet")
+made.to_csv(f"{folder}/made.csv", index=False)
 """
 
 
@@ -192,7 +191,7 @@ def predict(comparison: Any, method: str, test: pd.DataFrame) -> pd.DataFrame:
         rows, classes = test.drop(columns=comparison.problem.target_name), comparison.problem.classes
         made, _ = predict_file(Path(folder) / "model.elliptica", rows, proba=bool(classes))
     if not classes:
-        return made["prediction"].to_pandas().to_frame()
+        return pd.DataFrame({"prediction": made["prediction"].to_numpy()})
     return pd.DataFrame({str(c): made[f"probability of {c}"].to_numpy() for c in classes})
 
 
@@ -222,9 +221,11 @@ def peer_predictions(
     if python := os.environ.get("AUTOGLUON_PYTHON"):
         with tempfile.TemporaryDirectory() as folder:
             for name, part in (("train", train), ("test", test)):
-                part.rename(columns={target: "target"}).to_parquet(f"{folder}/{name}.parquet")
-            subprocess.run([python, "-c", AUTOGLUON, folder, "class" if is_class else "real"], check=True)
-            yield PEERS[3], pd.read_parquet(f"{folder}/made.parquet")
+                part.rename(columns={target: "target"}).to_csv(f"{folder}/{name}.csv", index=False)
+            dates = train.select_dtypes(["datetime", "datetimetz"]).columns
+            command = [python, "-c", AUTOGLUON, folder, "class" if is_class else "real", *dates]
+            subprocess.run(command, check=True)
+            yield PEERS[3], pd.read_csv(f"{folder}/made.csv")
 
 
 def as_numbers(
