@@ -121,7 +121,7 @@ METHODS: dict[str, Method] = {
         effort=2.5,
     ),
     "catboost": _boosted(
-        "CatBoost", {"learning_rate": (0.06, 0.03, 0.12), "rsm": _PART, "depth": (6, 4, 8)}, 0.375
+        "CatBoost", {"learning_rate": (0.1, 0.05, 0.2), "rsm": _PART, "depth": (6, 4, 8)}, 0.375
     ),
     "lightgbm": _boosted(
         "LightGBM",

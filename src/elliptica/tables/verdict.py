@@ -246,10 +246,10 @@ def _headline(choice: Choice, place: str) -> str:
     if len(choice.trained.values) == 1:
         return f"Only {best} was run: {error} {place}."
     if choice.unknown:
-        return f"Which method is best {place} is unknown; {best} has the best estimate, {error}."
+        return f"Which method is best {place} is unknown; the best estimate: {best}, {error}."
     if choice.best == choice.leader and len(choice.level) + 1 < len(choice.trained.values):
         return f"Use {best}: {error} {place}."
-    return f"No clear winner {place}: {best} is the simplest of the best, with {error}."
+    return f"No clear winner {place}; the simplest of the best: {best}, {error}."
 
 
 def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) -> list[str]:
