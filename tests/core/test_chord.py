@@ -51,6 +51,14 @@ def test_tells_a_curve_from_a_plane(curved, says):
     assert (measured.bend > 1) == (says == "hurts")
 
 
+def test_a_surrogate_that_knows_nothing_is_unsure_and_an_outlier_harmless():
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(200, 10))
+    assert chord_ratio(x, np.sin(9 * x[:, 0])).says == "unsure"
+    x[0, 0] = 100
+    assert np.isfinite(chord_ratio(x, x[:, 1]).high)
+
+
 def test_a_model_takes_the_place_of_the_surrogate():
     x, y = table(80)
     squares = chord_ratio(x, y, model=lambda points: points.square().sum(1))

@@ -44,8 +44,11 @@ def test_intervals_of_a_comparison(rng, tiny, shift):
     result = compare(table, "y", methods=["linear"], **more, **tiny)
     limits = intervals(result, "linear")
     assert limits.width == pytest.approx(1.645, abs=0.25)
-    assert limits.coverage == pytest.approx(0.9, abs=0.04)
-    assert limits.worst <= limits.coverage
+    if shift == "far":  # one fold says nothing about others
+        assert limits.coverage is None
+    else:
+        assert limits.coverage == pytest.approx(0.9, abs=0.04)
+        assert limits.worst <= limits.coverage
     assert not limits.is_log
     low, high = limits.around(np.zeros(1))
     assert (low[0], high[0]) == (-limits.width, limits.width)

@@ -324,7 +324,7 @@ def test_the_linear_model_gets_no_free_text(tmp_path):
     table = pl.DataFrame({"x": np.sin(range(60)), "t": texts, "y": np.cos(range(60))})
     for frame in (table, table.drop("x")):
         problem = problem_of(frame, as_={"t": "text"})
-        recipe = Recipe("linear", {"penalty": 1.0}, length=0)
+        recipe = Recipe("linear", {"penalty": 1.0, "text": False}, length=0)
         pipeline = fit_pipeline(problem, Plan(("erm",)), recipe, 0)
         coefficients = pipeline[-1][-1].coef_.size
         assert coefficients == (1 if "x" in frame.columns else len(pipeline[0].kinds_out_))

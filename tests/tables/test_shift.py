@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from sklearn.tree import DecisionTreeRegressor
 
-from elliptica.tables.shift import Fold, final_fold, make_shift
+from elliptica.tables.shift import Fold, make_shift
 from elliptica.tables.table import TableError
 from table_cases import problem_of, rows
 
@@ -219,16 +219,11 @@ def test_rows_of_a_test_file_are_tested_in_every_repeat():
     assert "40 rows of the test file" in plan.words
 
 
-def test_the_saved_model_is_not_trained_on_a_test_file():
+def test_random_rows_are_those_of_the_table():
     from elliptica.tables.problem import make_problem
     from elliptica.tables.table import read_table
 
     problem = make_problem(read_table(rows(100)), "y", test=read_table(rows(40)))
-    fold = final_fold(problem, "test_file", 0)
-    assert fold.train.tolist() == list(range(100))
-    assert 0 < len(fold.validation) < 50
-    assert not len(fold.test)
-    assert final_fold(problem, "test_file", 0, refit_all=True).train.tolist() == list(range(140))
     random = make_shift(problem).random
     assert sorted(np.concatenate([fold.test for fold in random.folds])) == list(range(100))
 

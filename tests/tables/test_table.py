@@ -60,7 +60,9 @@ def test_first_sheet_of_a_spreadsheet(tmp_path):
     """With a blank row, and a text after the rows from which types are usually guessed."""
     space = "http://schemas.openxmlformats.org"
     main, links = f"xmlns='{space}/spreadsheetml/2006/main'", f"{space}/officeDocument/2006/relationships"
-    cells = "".join(f"<row><c t='str'><v>{x}</v></c><c><v>{x}</v></c></row>" for x in ("x", *range(1500)))
+    texts = "<c t='str'><v>{0}</v></c><c><v>{0}</v></c>"
+    cells = f"<row>{texts.format('x')}<c t='str'><v>n</v></c></row>"
+    cells += "".join(f"<row>{texts.format(n)}<c><v>{n}</v></c></row>" for n in range(1500))
     cells += "<row/><row><c t='str'><v>late</v></c><c t='str'><v>late</v></c></row>"
     sheets = "".join(f"<sheet name='{name}' sheetId='1' r:id='worksheet'/>" for name in ("One", "Two"))
     parts = {
@@ -74,8 +76,9 @@ def test_first_sheet_of_a_spreadsheet(tmp_path):
         for name, content in {**parts, "_rels/workbook": ties}.items():
             book.writestr(f"{name}.xml{'.rels' * (content is ties)}", content)
     table = read_table(tmp_path / "a.xlsx")
-    assert table.frame.shape == (1501, 2)
-    assert table.frame.row(-1) == ("late", "late")
+    assert table.frame.shape == (1501, 3)
+    assert table.frame.row(-1) == ("late", "late", None)
+    assert table.frame.dtypes[2] == pl.Int64  # as the same table in a CSV file
     assert len(table.notices) == 1
 
 

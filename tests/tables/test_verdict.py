@@ -108,6 +108,10 @@ def test_the_simplest_of_the_best_is_recommended():
     assert judge(regression({**errors, "trees": like(E, 1.3, 3), "linear": like(E, 1.2, 2)})).best == "erm"
     shown = judge(regression({**errors, "mixup": like(E, 0.6, 1, 0.1), "new": like(E, 0.601, 5, 0.1)}))
     assert (shown.best, shown.leader) == ("mixup", "mixup")
+    assert judge(regression(errors), asked=("mixup", "trees")).best == "trees"
+    few = {"erm": E[:12], "new": like(E, 0.9, 5)[:12], "linear": like(E, 1.1, 2)[:12]}
+    open_but_far = judge(regression(few))
+    assert open_but_far.best == open_but_far.leader  # a simpler one is level only because rows are few
     assert "Also not distinguishable from the best estimate in RMSE: new." in shown.sentences
 
 
@@ -117,7 +121,9 @@ def test_the_choice_of_random_rows_is_compared_with_the_recommended_one():
     (said,) = [text for text in verdict.sentences if text.startswith("Boosted trees compared with mixup: ")]
     assert "Random rows would have chosen boosted trees." in verdict.sentences
     assert said.endswith(" worse.")
-    assert "Random rows would have chosen it, too." in judge(regression(errors), at_random="mixup").sentences
+    assert (
+        "Random rows would have chosen mixup, too." in judge(regression(errors), at_random="mixup").sentences
+    )
 
 
 @pytest.mark.parametrize(("n", "copies"), [(400, 1), (40, 10)])

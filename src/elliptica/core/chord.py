@@ -18,6 +18,8 @@ from torch import Tensor
 
 #: Above, mixing is likely to hurt; below, it is unlikely to.
 HURTS, HARMLESS = 0.7, 0.3
+#: A surrogate with a larger share of the variance as its error knows nothing of the curve.
+MOST_NOISE = 0.9
 #: With fewer rows, the ratio says little.
 FEW_ROWS = 200
 _PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
@@ -33,12 +35,15 @@ class ChordRatio:
     low: float  # ends of a 95 % interval: rows resampled, several assignments to folds
     high: float
     bend: float  # its control: error of a line over that of the curve, less 1; NaN for a given model
+    noise: float  # mean squared error of the surrogate over the variance of the targets
     n_rows: int  # rows that were used
     n_all: int  # rows that were given
 
     @property
     def says(self) -> str:
-        """``"hurts"``, ``"harmless"`` or ``"unsure"``."""
+        """``"hurts"``, ``"harmless"`` or ``"unsure"``, also where the surrogate predicts hardly anything."""
+        if self.noise > MOST_NOISE:
+            return "unsure"
         return "hurts" if self.ratio > HURTS else "harmless" if self.ratio < HARMLESS else "unsure"
 
     def __str__(self) -> str:
@@ -46,7 +51,7 @@ class ChordRatio:
         mixing, target = {
             "hurts": ("Mixing rows is likely to hurt", "wrong"),
             "harmless": ("Mixing rows is unlikely to hurt", "about right"),
-            "unsure": ("Whether mixing rows hurts is unsure", "a little wrong"),
+            "unsure": ("Whether mixing rows hurts is unsure", "a little wrong, or unknown"),
         }[self.says]
         numbers = f"chord ratio {self.ratio:.2g}, {self.low:.2g} to {self.high:.2g}"
         text = f"{mixing}: the target half-way between two rows is {target} ({numbers})."
@@ -90,12 +95,12 @@ def chord_ratio(
     if len(targets) != n_all or n_all < least:
         raise ValueError(f"x and y need as many rows, {least} or more, but have {n_all} and {len(targets)}.")
     targets = targets.reshape(n_all, -1)
-    if not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
-        raise ValueError("x or y is constant, so there is nothing to predict.")
     limit = max_rows or (1_000 if model is None else 200)
     if n_all > limit:
         rows = torch.randperm(n_all, generator=generator)[:limit]
         inputs, targets = inputs[rows], targets[rows]
+    if not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
+        raise ValueError("x or y is constant, so there is nothing to predict.")
     if model is None:
         chords, errors, bend = _kernel_chords(_scaled(inputs.flatten(1)), _scaled(targets), generator)
     else:
@@ -103,9 +108,11 @@ def chord_ratio(
     once = torch.ones(1, len(inputs), dtype=torch.float64)
     drawn = torch.randint(len(inputs), (_RESAMPLES, len(inputs)), generator=generator)
     often = once.new_zeros(drawn.shape).scatter_add_(1, drawn, once.expand(drawn.shape))
-    noise = (often * errors[torch.arange(_RESAMPLES) % len(errors)]).mean(1)
-    low, high = (_pair_mean(chords, often) / noise).quantile(once.new_tensor([0.025, 0.975])).tolist()
-    return ChordRatio(float(_pair_mean(chords, once) / errors.mean()), low, high, bend, len(inputs), n_all)
+    resampled = (often * errors[torch.arange(_RESAMPLES) % len(errors)]).mean(1)
+    low, high = (_pair_mean(chords, often) / resampled).quantile(once.new_tensor([0.025, 0.975])).tolist()
+    ratio, spread = float(_pair_mean(chords, once) / errors.mean()), targets.var(0).sum()
+    noise = float(errors.mean() / (targets.shape[1] if model is None else spread))
+    return ChordRatio(ratio, low, high, bend, noise, len(inputs), n_all)
 
 
 def _numbers(name: str, values: Any) -> Tensor:
@@ -121,9 +128,9 @@ def _numbers(name: str, values: Any) -> Tensor:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """Standardise the columns, without those that are constant."""
+    """Standardise the columns, without those that are constant; outliers end at 5 deviations."""
     spread = values.std(0)
-    return ((values - values.mean(0)) / spread)[:, spread > 0]
+    return ((values - values.mean(0)) / spread)[:, spread > 0].clamp(-5, 5)
 
 
 def _pair_mean(chords: Tensor, often: Float[Tensor, "draws rows"]) -> Float[Tensor, " draws"]:

@@ -71,7 +71,6 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     Attributes:
         kinds_: Kind of each column.
         kinds_out_: Kind of each output column; target means are numbers.
-        categorical_: Whether each output column holds codes; only if ``native``.
 
     Example:
         >>> frame = pl.DataFrame({"age": [20, None, 40], "town": ["A", "B", "A"]})
@@ -117,7 +116,6 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             self.encoders_.append(encoder)
             is_mean = isinstance(encoder, TargetEncoder)
             self.kinds_out_ += ["number" if is_mean else kind] * numbers[-1].shape[1]
-        self.categorical_ = np.asarray([self.native and kind == "category" for kind in self.kinds_out_])
         return np.hstack(numbers, dtype=np.float64)
 
     def transform(self, X: Any) -> np.ndarray:

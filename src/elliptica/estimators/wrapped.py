@@ -62,11 +62,14 @@ class Booster(_Model):
 
     def fit(self, X: np.ndarray, y: Any, X_val: Any = None, y_val: Any = None) -> Booster:
         """Grow trees; the validation rows are needed for ``early_stopping``."""
-        n_classes, self.n_features_in_, self.temperature_ = 1, X.shape[1], 1.0
+        n_classes, self.n_features_in_, self.temperature_, self.mean_ = 1, X.shape[1], 1.0, 0.0
         if self.task == "classification":
             self.classes_, y = np.unique(y, return_inverse=True)
             y_val = None if X_val is None else np.searchsorted(self.classes_, y_val)
             n_classes = len(self.classes_)
+        else:  # the libraries round targets to single precision
+            self.mean_ = float(np.mean(y))
+            y, y_val = y - self.mean_, None if y_val is None else y_val - self.mean_
         settings = {"objective": _OBJECTIVES[self.library][min(n_classes, 3) - 1], **(self.settings or {})}
         if n_classes > 2 and self.library != "catboost":
             settings["num_class"] = n_classes
@@ -80,7 +83,7 @@ class Booster(_Model):
         options = kind if self.library == "catboost" else {}
         answers = _restore(self.library, self.model_).predict(self._data(X), **options).astype(np.float64)
         if not hasattr(self, "classes_"):
-            return np.asarray(answers)
+            return np.asarray(answers + self.mean_)
         chances = np.column_stack([1 - answers, answers]) if answers.ndim == 1 else answers
         return at_temperature(chances, self.temperature_)
 

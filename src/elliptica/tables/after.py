@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # predictions of a saved model need not wait for what trains 
 
 #: Share of new rows that intervals should cover.
 LEVEL = 0.9
-#: Parts of the tested rows if all are tested by one fold.
-_PARTS = 5
 #: Numbers of rows whose columns are shuffled, cells (rows times columns) to aim at, shuffles of each column,
 #: and rows that are predicted at once.
 _LEAST_ROWS, _MOST_ROWS, _MOST_CELLS, _SHUFFLES, _MOST_STACKED = 100, 500, 20_000, 5, 20_000
@@ -69,8 +67,7 @@ def intervals(comparison: Comparison, method: str | None = None) -> Intervals | 
     """Return the intervals of the recommended method; None for classes, or with too few tested rows.
 
     Residuals are those of the folds, so that intervals are as wide as errors under the shift. A fold is
-    covered by the residuals of the others (with ``time``, of earlier ones); what one fold tests is divided at
-    random, rows that belong together in one part.
+    covered by the residuals of the others (with ``time``, of earlier ones); one fold alone is not measured.
     """
     predictions, shift = comparison.predictions, comparison.shift
     if predictions.classes:
@@ -78,15 +75,12 @@ def intervals(comparison: Comparison, method: str | None = None) -> Intervals | 
     values = predictions.values[method or comparison.best]
     target, tested = predictions.target, predictions.tested
     is_log = comparison.plan.log_target and bool((values[tested] > 0).all())
-    widths, measured, one_fold = [], [], predictions.n_tests == len(predictions.fold)
-    draws = np.random.default_rng(comparison.plan.seed)
-    divided = draws.permutation(shift.clusters.max() + 1)[shift.clusters] % _PARTS
+    widths, measured = [], []
     for row, fold, here in zip(values, predictions.fold, tested, strict=True):
         pair = (np.log(row[here]), np.log(target[here])) if is_log else (row[here], target[here])
         residuals = np.abs(pair[0] - pair[1])
         widths.append(conformal_quantile(residuals))
-        parts = divided[here] if one_fold else fold[here]
-        measured += coverages(residuals, parts, in_order=shift.shift == "time" and not one_fold)
+        measured += coverages(residuals, fold[here], in_order=shift.shift == "time")
     if not math.isfinite(width := float(np.mean(widths))):
         return None
     n = sum(rows for rows, _ in measured)

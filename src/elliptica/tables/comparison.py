@@ -257,16 +257,22 @@ class Comparison:
         other = self.random.best if self.random and self.random.complete else None
         words = {"place": self.shift.place, "target": self.problem.target_name}
         at_random = other if other in self.methods else None
-        return judge(self.predictions, select=self.plan.select, at_random=at_random, **words)
+        limits: dict[str, Any] = {
+            "select": self.plan.select,
+            "at_random": at_random,
+            "asked": self.plan.asked,
+        }
+        return judge(self.predictions, **limits, **words)
 
     @cached_property
     def mixing(self) -> str:
-        """Whether training between rows makes sense for this target; empty for classes and few rows."""
+        """Whether training between rows makes sense for this target; empty if unknown, or for classes."""
         rows = self.problem.own_rows
         if self.problem.task == "classification" or len(rows) < 20:
             return ""
         inputs, target = self.problem.features[rows], self.problem.target[rows]
-        return str(chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target))
+        measured = chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target)
+        return "" if measured.says == "unsure" else str(measured)
 
     @property
     def best(self) -> str:
@@ -366,6 +372,8 @@ class Options:
         checks.choice("task", self.task, get_args(Task))
         checks.choice("select", self.select, get_args(Select))
         checks.nonnegative("minutes", self.minutes or 0)
+        if self.refit_all and self.test is None:
+            raise TableError("refit_all adds the rows of a test file to the saved model. Pass --test FILE.")
 
     def plan(self, problem: TableProblem, shift: ShiftPlan) -> Plan:
         """Make the plan; sizes that are not given follow from the table."""
@@ -376,6 +384,7 @@ class Options:
         plan = Plan(
             methods,
             **usual | {name: value for name, value in given.items() if value is not None},
+            asked=() if all(":" in name for name in self.methods or ()) else tuple(self.methods or ()),
             select=self.select,
             bounded=self.bounded,
             # the rows of a test file included

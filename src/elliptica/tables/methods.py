@@ -155,6 +155,7 @@ class Plan:
     """How methods are compared, the same for all of them."""
 
     methods: tuple[str, ...]  # ordinary training first
+    asked: tuple[str, ...] = ()  # those that may be recommended; all if empty
     trials: int = 8  # settings that a network tries in a fold; the validation rows choose among them
     epochs: int = 100  # at most; the validation rows choose how many are used
     patience: int = 10  # epochs without a better validation loss before a network stops
@@ -242,6 +243,8 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
         }
     if METHODS[method].make is None:  # every second trial sees numbers in bins, too
         values["bins"] = BINS * (trial // (1 + plan.log_target) % 2)
+    if method == LINEAR:  # every second trial sees free text
+        values["text"] = trial // (1 + plan.log_target) % 2 == 0
     whole = [name for name, ends in ranges.items() if all(isinstance(end, int) for end in ends)]
     return {name: round(value) if name in whole else value for name, value in values.items()}
 

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from elliptica.estimators.wrapped import MIN_PROBABILITY
 from elliptica.report.judge import Measure
 
 #: Maximum number of bins of the calibration error, and minimum number of rows per bin.
 MAX_BINS, MIN_BIN_ROWS = 15, 20
-#: Lower limit of predicted probabilities in the log loss.
-MIN_PROBABILITY = 1e-15
 
 
 def show_number(value: float) -> str:

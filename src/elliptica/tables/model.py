@@ -25,7 +25,7 @@ from elliptica.tables.methods import CANNOT_BE_SAVED, METHODS, NAMES, SEVERAL, P
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.saved import SavedModel, load_model
 from elliptica.tables.several import choose_weights
-from elliptica.tables.shift import final_fold, make_preprocessor
+from elliptica.tables.shift import make_preprocessor
 from elliptica.tables.table import MAX_ROWS, Table, TableError, check_column, read_table
 from elliptica.tables.training import Recipe, final_trial, fit_models, make_model, training_groups
 
@@ -75,8 +75,10 @@ def fit_model(
     if method == SEVERAL:
         weights = choose_weights(comparison.problem, comparison.shift.folds, comparison.records)
     finals = [final_settings(comparison, name) for name in weights]
-    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed, refit_all=comparison.refit_all)
-    problem = only_rows(comparison.problem, fold.train if rows is None else rows)
+    whole = comparison.problem
+    if rows is None:
+        rows = np.arange(len(whole.target)) if comparison.refit_all else whole.own_rows
+    problem = only_rows(whole, rows)
     models = [fit_pipeline(problem, plan, final, stream_seed("model", plan.seed)) for final in finals]
     model = models[0] if method != SEVERAL else Average(models=models, weights=list(weights.values()))
     if file is not None:

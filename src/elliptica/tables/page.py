@@ -40,9 +40,8 @@ def write_reports(comparison: Comparison, folder: Path, *, measure: bool = False
     used: list[Bar] = []
     if measure:
         with suppress(TableError):  # its training diverged: the page does without
-            rows, draws = _measured(comparison), np.random.default_rng(comparison.plan.seed)
-            train = np.sort(draws.permutation(rows.train)[: comparison.plan.tuning_rows])
-            model = fit_model(comparison, rows=train)
+            rows = _measured(comparison)
+            model = fit_model(comparison, rows=rows.train)
             used = importances(model, comparison.problem, rows.test, comparison.plan.seed)
     page = comparison_page(comparison, used)
     for name in ("report.md", "report.html"):
@@ -241,7 +240,7 @@ def _parts(comparison: Comparison) -> Section:
     heading = problem.group_name or fifth
     sign = 1 if metric.higher_is_better else -1
     names = sorted(parts.rows, key=lambda name: sign * parts.values[REFERENCE][name])[:_MOST_PARTS]
-    chosen = [m for m in in_order(comparison) if m != CONSTANT][:3]
+    chosen = [comparison.best, *(m for m in in_order(comparison) if m != CONSTANT)][:3]
     methods = [m for m in dict.fromkeys((REFERENCE, *chosen, "elliptic")) if m in parts.values]
     rows = [[str(heading), "tested rows", *(label(comparison, method) for method in methods)]]
     for name in names:
@@ -309,7 +308,7 @@ def describe_intervals(comparison: Comparison) -> list[str]:
         width = f"times {math.exp(-found.width):.2f} to {math.exp(found.width):.2f}"
     text = f"Intervals for {100 * LEVEL:.0f} % of new rows: the prediction {width}."
     if found.coverage is None:
-        return [f"{text} Too few rows to measure their coverage."]
+        return [f"{text} Their coverage was not measured: that needs two folds, and enough rows."]
     shares = f"{100 * found.coverage:.0f} % inside, {100 * found.worst:.0f} % in the worst fold"
     return [f"{text} Measured under this shift, with the errors of other folds: {shares}."]
 
@@ -325,7 +324,7 @@ def _protocol(comparison: Comparison) -> list[str]:
         f"{shift.words} {count(len(shift.folds) // shift.n_repeats, 'fold')}, "
         f"{count(shift.n_repeats, 'repeat')}, seed {plan.seed}.",
         "Preprocessing is fitted on the training rows of each fold. Boosted trees get codes of categories, "
-        "and gaps as they are; all others get indicators.",
+        "and gaps as they are; all others get indicators, or mean targets where there are many values.",
         f"Settings tried in every fold: {tried}. Networks (hidden layers of "
         f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "
         f"They stop early on the validation rows, after at most {plan.epochs} epochs.",

@@ -138,10 +138,7 @@ class SavedModel:
         new = {column.name: int(column.is_new(inputs[column.name]).sum()) for column in columns}
         if most := [name for name in sorted(new, key=lambda name: -new[name]) if new[name]]:
             shown = ", ".join(f"{name!r} in {new[name]:,} rows" for name in most[:5])
-            notices.append(
-                f"Numbers outside the range of training, or new categories: {shown}. The model was not "
-                "tested there."
-            )
+            notices.append(f"Values outside the range of training, or new categories: {shown}.")
         unknown = [name for name in table.frame.columns if name not in used and name not in inputs.columns]
         if unknown:
             notices.append(f"Columns that the model does not use: {', '.join(map(repr, unknown))}.")

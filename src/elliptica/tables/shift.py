@@ -128,7 +128,10 @@ def make_shift(
     clusters, ordered = _clusters(problem, shift, all_folds), shift == "time"
     words, place = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
     plan = ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
-    return replace(plan, random=_random_plan(problem, folds, seed)) if random and shift != "random" else plan
+    own = None if problem.judged is None else problem.judged[problem.own_rows]
+    if not random or shift == "random" or (own is not None and not (own != "").any()):
+        return plan
+    return replace(plan, random=_random_plan(problem, folds, seed))
 
 
 def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
@@ -139,18 +142,6 @@ def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
     numbered = tuple(replace(fold, repeat=RANDOM, number=number) for number, fold in enumerate(parts))
     words, _ = _words(problem, "random", numbered, ())
     return ShiftPlan("random", numbered, _clusters(problem, "random", numbered), words, 1)
-
-
-def final_fold(problem: TableProblem, shift: Shift, seed: int, *, refit_all: bool = False) -> Fold:
-    """Return the rows of the saved model as a fold without test rows.
-
-    It is trained on all rows of the table, not on those of a test file (unless ``refit_all``): this is the
-    model that was tested.
-    """
-    draws = np.random.default_rng(stream_seed("trial rows", seed))
-    rows = np.arange(len(problem.target)) if refit_all else problem.own_rows
-    fold = _with_validation(problem, shift, rows, rows[:0], draws)
-    return replace(fold, validation=rows[:0]) if _missing_classes(problem, fold) else fold
 
 
 def make_preprocessor(problem: TableProblem, native: bool = False) -> TablePreprocessor:

@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 from sklearn import datasets
 
 from elliptica._utils.extras import import_extra
@@ -129,6 +130,9 @@ def _open(source: Any) -> tuple[str, pl.DataFrame, tuple[str, ...]]:
         frame = pl.DataFrame(book.load_sheet(0, schema_sample_rows=None))  # else a late text becomes a gap
         notice = f"Only the first sheet of {file.name}, {book.sheet_names[0]!r}, is read."
         known = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+        floats = known.select(cs.float()).iter_columns()  # a spreadsheet has no whole numbers
+        whole = [c.name for c in floats if (c.is_null() | ((c == c.round()) & (c.abs() < 2**53))).all()]
+        known = known.with_columns(pl.col(whole).cast(pl.Int64))
         return file.name, known, (notice,) if len(book.sheet_names) > 1 else ()
     with file.open("rb") as handle:
         encoding = "utf-16" if handle.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
@@ -586,7 +590,7 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         "written day/month": column.format.startswith("%d/%m"),
         "with a time zone": column.zone,
         f"{n_values:,} values": is_category,
-        "each as the mean target of its rows": is_many,
+        "as mean targets, or as codes for trees": is_many,
         f"the {n_rare:,} rarest as one": is_category and n_rare > 1 and not is_many,
         "numbers read as codes": column.coded,
         f"free text, {n_values:,} distinct texts": is_text,

@@ -225,7 +225,7 @@ def make_model(
 ) -> Any:
     """Create the estimator that trials, folds and the final model train; ``kinds`` are those of its inputs.
 
-    Trees split by category. The linear model gets no free text, whose directions harm it, unless all is text.
+    Trees split by category. The linear model tries settings with and without free text, which may harm it.
     """
     make = METHODS[recipe.method].make
     seed %= 2**32
@@ -235,10 +235,9 @@ def make_model(
     if METHODS[recipe.method].boosted:
         model.set_params(early_stopping=recipe.length is None, n_iter_no_change=PATIENCE)
         model.set_params(max_iter=recipe.length or MOST_ITERATIONS)
-    if METHODS[recipe.method].boosted:
         model.set_params(categorical_features=np.asarray(kinds) == "category")
     others = [place for place, kind in enumerate(kinds) if kind != "text"]
-    if recipe.method == LINEAR and 0 < len(others) < len(kinds):
+    if recipe.method == LINEAR and not recipe.settings["text"] and 0 < len(others) < len(kinds):
         model = make_pipeline(ColumnTransformer([("others", "passthrough", others)]), *model)
     if recipe.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
@@ -441,7 +440,7 @@ class _Trainer:
                 free = predict_model(self.problem, model, fit.X[rows.fold.test])
             tested[candidate[:2]] = {
                 "predicted": predicted,
-                "held": held.astype(np.float32),
+                "held": held,
                 "clipped": int((predicted != free).sum()),
                 "temperature": temperature,
                 "length": length_of(model),

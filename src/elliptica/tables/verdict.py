@@ -20,6 +20,8 @@ MIN_STRETCHES = 4
 #: Variance of rows in the worst class, relative to that of independent test rows. To first order, training
 #: rows decide which class a classifier favours, and all folds share them; measured by `benchmarks.verdict`.
 CLASS_FACTOR = 2.0
+#: Estimates are close within this share of the best one, or a fifth of it as points of accuracy.
+CLOSE = 0.05
 #: An interval wider than this factor to either side, or than 50 points, says nothing.
 MAX_RATIO = 10.0
 #: More rows than this multiple of the present ones are not suggested.
@@ -33,6 +35,7 @@ def judge(
     place: str = "on new rows like these",
     target: str = "the target",
     at_random: str | None = None,
+    asked: Sequence[str] = (),
 ) -> Verdict:
     """Compare every method with ordinary training in every judged column, and recommend one.
 
@@ -40,12 +43,12 @@ def judge(
     variation between folds and repeats that rows do not explain (see `cross_validation_spread`). They hold
     jointly with 95 % confidence for all methods of a column (max-t).
 
-    The simplest method that is not distinguishable from the best estimate is recommended: the linear model,
-    boosted trees, ordinary training, then the best estimate. (Methods that are not shown to be worse than the
-    best estimate contain the best one with 95 % confidence; Gupta, 1965.) Accuracy is a coarse measure: among
-    the methods that are not distinguishable from the most accurate one, the Brier score decides. If
-    predictions of `CONSTANT` are given and no method is shown to beat them in the average column or in the
-    Brier score, the headline says so.
+    The simplest method that is not distinguishable from the best estimate, and close to it, is recommended:
+    the linear model, boosted trees, ordinary training, then the best estimate. (Methods that are not shown to
+    be worse than the best estimate contain the best one with 95 % confidence; Gupta, 1965.) Accuracy is a
+    coarse measure: among the methods that are not distinguishable from the most accurate one, the Brier score
+    decides. If predictions of `CONSTANT` are given and no method is shown to beat them in the average column
+    or in the Brier score, the headline says so.
 
     Args:
         predictions: Predictions of all methods.
@@ -53,8 +56,9 @@ def judge(
         place: Where the verdict holds.
         target: Name of the target.
         at_random: Method that random rows would have chosen, if other rows are tested.
+        asked: Methods that may be recommended, if not all.
     """
-    choice = Choice(predictions, select)
+    choice = Choice(predictions, select, asked)
     over, constant = _constant(predictions)
     predicts = not over or bool({"better", "unknown"} & {d.result for d in over})
     headline = _headline(choice, place)
@@ -85,9 +89,10 @@ class Choice:
     from it (all others are worse, or nothing is known), and ``best`` is the method to recommend.
     """
 
-    def __init__(self, predictions: Predictions, select: str) -> None:
+    def __init__(self, predictions: Predictions, select: str, asked: Sequence[str] = ()) -> None:
         methods = [method for method in predictions.values if method != CONSTANT]
         self.trained, self.scores = predictions.only(methods), score(predictions)
+        methods = [method for method in methods if method in asked] or methods
         self.metrics = metrics_of(predictions.task, predictions.groups is not None)
         self.primary = self.measure = self.metrics[0 if select == "average" else 1]
         self.columns = {m.name: Column.of(self.trained, m) for m in self.metrics if m.judged}
@@ -100,7 +105,8 @@ class Choice:
         self.level = [m for m in near if results.get(m) == "open"]
         self.unknown = set(results.values()) == {"unknown"}
         rank = {method: number for number, method in enumerate(SIMPLE)}
-        self.best = min([self.leader, *self.level], key=lambda method: rank.get(method, len(rank)))
+        close = [method for method in self.level if self._is_close(method)]
+        self.best = min([self.leader, *close], key=lambda method: rank.get(method, len(rank)))
         self.error = self.columns[self.primary.name].error(self.trained, self.best)
 
     def _leading(self, methods: Sequence[str]) -> tuple[str, dict[str, Result]]:
@@ -116,6 +122,11 @@ class Choice:
             results[REFERENCE] = "worse"
         equal = [method for method in results if metric.show(values[method]) == metric.show(values[leader])]
         return leader, results | dict.fromkeys(equal, "open")
+
+    def _is_close(self, method: str) -> bool:
+        """Return whether the estimate of a method is as good for practice as the best one."""
+        value, best = (self.scores[name][self.measure.name] for name in (method, self.leader))
+        return abs(value - best) <= (CLOSE * abs(best) if self.measure.relative else CLOSE / 5)
 
     def _against(self, other: str) -> list[Difference]:
         return self.columns[self.measure.name].differences(self.trained, other)
@@ -264,10 +275,10 @@ def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) ->
     if level := [name_of(method) for method in choice.level if method not in (best, leader)]:
         said.append(f"Also not distinguishable from the best estimate in {measure.label}: {join(level)}.")
     if at_random == best:
-        said.append("Random rows would have chosen it, too.")
+        said.append(f"Random rows would have chosen {name_of(best)}, too.")
     elif at_random is not None:
         said.append(f"Random rows would have chosen {name_of(at_random)}.")
-        said += [] if at_random == leader else _compared(choice, at_random, best)
+        said += [] if at_random in (leader, REFERENCE) else _compared(choice, at_random, best)
     judged = [column.metric for column in choice.columns.values()]
     others = [d for d in choice.differences if (d.method, d.measure) != (best, measure.name)]
     return [*said, *_no_gain(choice, over), *describe(others, judged, name_of)]
