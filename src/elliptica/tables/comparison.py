@@ -235,9 +235,33 @@ class Comparison:
 
         They cover all methods and `CONSTANT`, which predicts the mean or the class frequencies of the
         training rows. Predicted numbers are bounded. Probabilities are calibrated with a temperature fitted
-        on the validation rows.
+        on the validation rows. Repeats without a finished fold are skipped.
         """
-        return self._predictions({m: [r.final() for r in self.of(m)] for m in self.methods})
+        problem, n = self.problem, len(self.problem.target)
+        folds = {(fold.repeat, fold.number): fold for fold in self.shift.folds}
+        values = {m: [r.final() for r in self.of(m)] for m in self.methods}
+        values[CONSTANT] = [_constant(problem, folds[key]) for key in self.finished]
+        repeats = sorted({repeat for repeat, _ in self.finished})
+        fold_of = np.full((len(repeats), n), -1)
+        n_classes = [len(problem.classes)] if problem.classes else []
+        merged = {method: np.full((len(repeats), n, *n_classes), np.nan) for method in values}
+        for place, (repeat, number) in enumerate(self.finished):
+            where = repeats.index(repeat), folds[repeat, number].test
+            fold_of[where] = number
+            for method, parts in values.items():
+                merged[method][where] = parts[place]
+        tested = problem.target[(fold_of >= 0).any(0)]
+        return Predictions(
+            problem.task,
+            problem.classes,
+            problem.target,
+            problem.judged,
+            self.shift.clusters,
+            fold_of,
+            fifths(tested) if problem.task == "regression" else np.empty(0),
+            merged,
+            ordered=self.shift.ordered,
+        )
 
     @cached_property
     def scores(self) -> dict[str, dict[str, float]]:
@@ -291,36 +315,6 @@ class Comparison:
             for method in ((*self.methods, CONSTANT) if self.scores else ())
         ]
         return pl.DataFrame(rows, infer_schema_length=None)
-
-    def _predictions(self, values: Mapping[str, Sequence[np.ndarray]]) -> Predictions:
-        """Collect the predictions of the finished folds, and add those of a constant.
-
-        Repeats without a finished fold are skipped.
-        """
-        problem, n = self.problem, len(self.problem.target)
-        folds = {(fold.repeat, fold.number): fold for fold in self.shift.folds}
-        values = {**values, CONSTANT: [_constant(problem, folds[key]) for key in self.finished]}
-        repeats = sorted({repeat for repeat, _ in self.finished})
-        fold_of = np.full((len(repeats), n), -1)
-        n_classes = [len(problem.classes)] if problem.classes else []
-        merged = {method: np.full((len(repeats), n, *n_classes), np.nan) for method in values}
-        for place, (repeat, number) in enumerate(self.finished):
-            where = repeats.index(repeat), folds[repeat, number].test
-            fold_of[where] = number
-            for method, parts in values.items():
-                merged[method][where] = parts[place]
-        tested = problem.target[(fold_of >= 0).any(0)]
-        return Predictions(
-            problem.task,
-            problem.classes,
-            problem.target,
-            problem.judged,
-            self.shift.clusters,
-            fold_of,
-            fifths(tested) if problem.task == "regression" else np.empty(0),
-            merged,
-            ordered=self.shift.ordered,
-        )
 
 
 def _constant(problem: TableProblem, fold: Fold) -> np.ndarray:
