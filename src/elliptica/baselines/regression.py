@@ -352,7 +352,7 @@ def neighbour_order(
         [[0, 2], [1, 3]]
     """
     check_real(y)
-    checks.positive("batch_size", batch_size)  # with 0 the loop below would never end
+    checks.count("batch_size", batch_size)  # with 0 the loop below would never end
     left = torch.arange(len(y), device=y.device)
     order = []
     while len(left):
