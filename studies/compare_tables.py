@@ -283,6 +283,8 @@ def ratio(records: list[Record], ours: str, theirs: str) -> str:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """The tables of the page."""
+    if not records:
+        return {"tables": "No cell has been run yet."}
     random = [r for r in records if r["kind"] == "random rows"]
     tables = {name: [r for r in random if r["table"] == name] for name in EXAMPLES} | {"**mean**": random}
     against = (*PEERS, "best peer", "our trees", "our network")

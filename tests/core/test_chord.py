@@ -44,17 +44,18 @@ def test_agrees_with_scikit_learn_and_plain_loops(monkeypatch):
     assert measured.low < measured.ratio < measured.high
 
 
-@pytest.mark.parametrize(("curved", "says"), [(0.0, "harmless"), (2.0, "hurts")])
-def test_tells_a_curve_from_a_plane(curved, says):
+@pytest.mark.parametrize("curved", [0.0, 2.0])
+def test_tells_a_curve_from_a_plane(curved):
     measured = chord_ratio(*table(300, curved))
-    assert measured.says == says
-    assert (measured.bend > 1) == (says == "hurts")
+    assert measured.is_known
+    assert measured.ratio > 1 if curved else measured.ratio < 0.1
+    assert (measured.bend > 1) == bool(curved)
 
 
-def test_a_surrogate_that_knows_nothing_is_unsure_and_an_outlier_harmless():
+def test_a_surrogate_may_know_nothing_and_an_outlier_is_harmless():
     draws = np.random.default_rng(0)
     x = draws.normal(size=(200, 10))
-    assert chord_ratio(x, np.sin(9 * x[:, 0])).says == "unsure"
+    assert not chord_ratio(x, np.sin(9 * x[:, 0])).is_known
     x[0, 0] = 100
     assert np.isfinite(chord_ratio(x, x[:, 1]).high)
 

@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-#: Above, mixing is likely to hurt; below, it is unlikely to.
-HURTS, HARMLESS = 0.7, 0.3
 #: A surrogate with a larger share of the variance as its error knows nothing of the curve.
 MOST_NOISE = 0.9
 #: With fewer rows, the ratio says little.
@@ -29,7 +27,7 @@ _FOLDS, _ASSIGNMENTS, _RESAMPLES = 5, 4, 200
 
 @dataclass(frozen=True)
 class ChordRatio:
-    """How wrong targets half-way are, relative to the noise, and what that means for mixing."""
+    """How wrong targets half-way between two rows are, relative to the noise."""
 
     ratio: float  # mean squared error of the target half-way, over the mean squared error of the surrogate
     low: float  # ends of a 95 % interval: rows resampled, several assignments to folds
@@ -40,25 +38,22 @@ class ChordRatio:
     n_all: int  # rows that were given
 
     @property
-    def says(self) -> str:
-        """``"hurts"``, ``"harmless"`` or ``"unsure"``, also where the surrogate predicts hardly anything."""
-        if self.noise > MOST_NOISE:
-            return "unsure"
-        return "hurts" if self.ratio > HURTS else "harmless" if self.ratio < HARMLESS else "unsure"
+    def is_known(self) -> bool:
+        """Whether the surrogate predicts enough to say anything about the curve."""
+        return self.noise <= MOST_NOISE
 
     def __str__(self) -> str:
-        """Say what to expect of mixing, and what that rests on."""
-        mixing, target = {
-            "hurts": ("Mixing rows is likely to hurt", "wrong"),
-            "harmless": ("Mixing rows is unlikely to hurt", "about right"),
-            "unsure": ("Whether mixing rows hurts is unsure", "a little wrong, or unknown"),
-        }[self.says]
-        numbers = f"chord ratio {self.ratio:.2g}, {self.low:.2g} to {self.high:.2g}"
-        text = f"{mixing}: the target half-way between two rows is {target} ({numbers})."
+        """State the ratio, and what limits it."""
+        text = (
+            f"Chord ratio {self.ratio:.2g} ({self.low:.2g} to {self.high:.2g}): squared error of the target "
+        )
+        text += "half-way between two rows, relative to the noise."
+        if not self.is_known:
+            text += " Its surrogate predicts hardly anything, so that says nothing."
         if self.n_rows < FEW_ROWS:
             text += f" With {self.n_rows} rows, that says little."
         if self.n_rows < self.n_all:
-            text += f" Measured on {self.n_rows:,} of {self.n_all:,} rows, which understates it."
+            text += f" Measured on {self.n_rows:,} of {self.n_all:,} rows."
         return text
 
 
@@ -70,11 +65,12 @@ def chord_ratio(
     max_rows: int | None = None,
     generator: torch.Generator | None = None,
 ) -> ChordRatio:
-    """Measure whether mixing rows can work for real targets, before training.
+    """Measure, before training, how wrong the target half-way between two rows is.
 
     The ratio is ``E[(g((a + b) / 2) - (g(a) + g(b)) / 2)^2]`` over pairs of rows, divided by the mean squared
     error of ``g``. By default ``g`` is a kernel ridge regression on standardised inputs, tuned by
-    cross-validation, which also measures its error. It never promises a gain, and does not work for classes.
+    cross-validation, which also measures its error. Above 1, bridges and mixup train on targets that are
+    wrong by more than the noise; what that does to a trained network was not studied here. Not for classes.
 
     Args:
         x: Inputs ``(rows, ...)``: array, frame of numbers, or tensor.
@@ -86,8 +82,8 @@ def chord_ratio(
 
     Example:
         >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
-        >>> chord_ratio(x, x.sum(1) + 0.1 * torch.randn(300, generator=torch.Generator().manual_seed(1))).says
-        'harmless'
+        >>> chord_ratio(x, x.sum(1) + 0.1 * torch.rand(300)).ratio < 0.1
+        True
     """
     generator = generator or torch.Generator().manual_seed(0)
     inputs, targets = _numbers("x", x), _numbers("y", y)

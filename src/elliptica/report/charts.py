@@ -14,7 +14,7 @@ COLOURS = ("#3b8ed0", "#e07b28", "#2aa783", "#c25fa8", "#b39422", "#7b7fe0")
 GREY, _RESULTS = "#8a919e", {"better": "#2aa783", "worse": "#e0632a"}
 #: Units of the drawing: its width, the height of a plane and of a row, the width of a letter.
 _WIDTH, _HEIGHT, _ROW, _LETTER = 420, 250, 27, 7.7
-_LONGEST, _LONGEST_LABEL, _MOST_TICKS = 25, 50, 5
+_LONGEST, _LONGEST_LABEL, _MOST_TICKS = 26, 50, 5
 
 
 @dataclass(frozen=True)

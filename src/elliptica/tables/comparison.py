@@ -290,13 +290,13 @@ class Comparison:
 
     @cached_property
     def mixing(self) -> str:
-        """Whether training between rows makes sense for this target; empty if unknown, or for classes."""
+        """How wrong targets between rows are, see `chord_ratio`; empty if unknown, or for classes."""
         rows = self.problem.own_rows
         if self.problem.task == "classification" or len(rows) < 20:
             return ""
         inputs, target = self.problem.features[rows], self.problem.target[rows]
         measured = chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target)
-        return "" if measured.says == "unsure" else str(measured)
+        return str(measured) if measured.is_known else ""
 
     @property
     def best(self) -> str:

@@ -138,7 +138,7 @@ def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Say whether mixing rows makes sense, and the largest share of predictions that were clipped."""
+    """State the chord ratio, and the largest share of predictions that were clipped."""
     counts = {m: sum(record.clipped for record in comparison.of(m)) for m in comparison.methods}
     most = max(counts, key=lambda method: counts[method])
     share = counts[most] / sum(len(record.predicted) for record in comparison.of(most))
@@ -310,7 +310,7 @@ def describe_intervals(comparison: Comparison) -> list[str]:
     if found.coverage is None:
         return [f"{text} Their coverage was not measured: that needs two folds, and enough rows."]
     shares = f"{100 * found.coverage:.0f} % inside, {100 * found.worst:.0f} % in the worst fold"
-    return [f"{text} Measured under this shift, with the errors of other folds: {shares}."]
+    return [f"{text} Measured on the test rows, with the errors of other folds: {shares}."]
 
 
 def _protocol(comparison: Comparison) -> list[str]:
