@@ -51,8 +51,8 @@ import pandas as pd
 from autogluon.tabular import TabularPredictor
 folder, kind, *dates = sys.argv[1:]
 train, test = (pd.read_csv(f"{folder}/{name}.csv", parse_dates=dates) for name in ("train", "test"))
-metric = "log_loss" if kind == "class" else "root_mean_squared_error"
-model = TabularPredictor("target", path=f"{folder}/autogluon", eval_metric=metric, verbosity=0)
+task, metric = (None, "log_loss") if kind == "class" else ("regression", "root_mean_squared_error")
+model = TabularPredictor("target", task, metric, f"{folder}/autogluon", verbosity=0)
 model.fit(train, time_limit=60, presets="medium_quality", num_cpus=2)
 made = model.predict_proba(test) if kind == "class" else model.predict(test).to_frame()
 made.to_csv(f"{folder}/made.csv", index=False)
