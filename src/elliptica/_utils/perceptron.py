@@ -1,8 +1,9 @@
-"""Perceptrons, many of them trained at once, and their optimiser."""
+"""Perceptrons, their optimiser, and one thread for their small products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -80,3 +81,14 @@ def make_adam(
     fused = all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in params)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     return kind(params, lr=lr, weight_decay=weight_decay, fused=fused or None)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one torch thread temporarily: sharing small products among threads costs more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

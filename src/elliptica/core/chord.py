@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from elliptica._utils.perceptron import one_thread
+
 #: A surrogate with a larger share of the variance as its error knows nothing of the curve.
 MOST_NOISE = 0.9
 #: With fewer rows, the ratio says little.
@@ -98,7 +100,8 @@ def chord_ratio(
     if not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
         raise ValueError("x or y is constant, so there is nothing to predict.")
     if model is None:
-        chords, errors, bend = _kernel_chords(_scaled(inputs.flatten(1)), _scaled(targets), generator)
+        with one_thread():  # threads wait for each other longer than such products take
+            chords, errors, bend = _kernel_chords(_scaled(inputs.flatten(1)), _scaled(targets), generator)
     else:
         chords, errors, bend = *_model_chords(model, inputs, targets), float("nan")
     once = torch.ones(1, len(inputs), dtype=torch.float64)
@@ -113,7 +116,7 @@ def chord_ratio(
 
 def _numbers(name: str, values: Any) -> Tensor:
     """Convert to numbers; classes and gaps raise."""
-    array = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values)).detach().cpu()
+    array = (values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))).detach().cpu()
     if name == "y" and not array.is_floating_point() and len(array.unique()) < 20:
         raise ValueError(
             "y looks like classes, for which the ratio does not work; pass real targets as floats."

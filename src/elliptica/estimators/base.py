@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from elliptica._utils import checks
-from elliptica._utils.perceptron import make_adam, mlp
+from elliptica._utils.perceptron import make_adam, mlp, one_thread
 from elliptica._utils.random import stream, stream_seed
 from elliptica.baselines import ERM, CMixup, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.bridge import Sampling
@@ -46,7 +46,6 @@ from elliptica.estimators.stacked import (
     average_share,
     epoch_length,
     init_parameters,
-    one_thread,
     quantile_knots,
     state_dict,
     train_stack,

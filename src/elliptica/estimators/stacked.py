@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils.perceptron import one_thread
 from elliptica._utils.random import stream
 from elliptica.baselines.groups import draw_shares
 from elliptica.core.bridge import unit_spread
@@ -634,14 +635,3 @@ def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
     # a deviation of zero (equal norms, or one row) gives equal factors
     score = xi * (norm - norm.mean(1, keepdim=True)) / deviation.clamp_min(torch.finfo(norm.dtype).tiny)
     return score.softmax(1) * norm.shape[1]
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one torch thread temporarily: sharing small products among threads costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

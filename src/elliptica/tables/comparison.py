@@ -23,7 +23,7 @@ from elliptica import __version__
 from elliptica._utils import checks
 from elliptica._utils.extras import count
 from elliptica._utils.files import read_arrays, replacing, write_atomically
-from elliptica.core.chord import chord_ratio
+from elliptica.core.chord import ChordRatio, chord_ratio
 from elliptica.report.judge import Verdict as Verdict
 from elliptica.report.judge import join
 from elliptica.report.page import present_versions
@@ -289,14 +289,13 @@ class Comparison:
         return judge(self.predictions, **limits, **words)
 
     @cached_property
-    def mixing(self) -> str:
-        """How wrong targets between rows are, see `chord_ratio`; empty if unknown, or for classes."""
+    def chord(self) -> ChordRatio | None:
+        """How wrong targets between rows of the table are; None for classes, or with few rows."""
         rows = self.problem.own_rows
         if self.problem.task == "classification" or len(rows) < 20:
-            return ""
+            return None
         inputs, target = self.problem.features[rows], self.problem.target[rows]
-        measured = chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target)
-        return str(measured) if measured.is_known else ""
+        return chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target)
 
     @property
     def best(self) -> str:

@@ -144,7 +144,7 @@ def remarks(comparison: Comparison) -> list[str]:
     share = counts[most] / sum(len(record.predicted) for record in comparison.of(most))
     text = f"{100 * share:.1f} % of the test predictions of {name_of(most)}, the most of all networks, were "
     clipped = [f"{text}clipped to the range of the training targets."] if share else []
-    return [*([comparison.mixing] if comparison.mixing else []), *clipped]
+    return [*([str(chord)] if (chord := comparison.chord) and chord.is_known else []), *clipped]
 
 
 def describe_model(comparison: Comparison) -> str:
