@@ -63,7 +63,7 @@ class Study:
         note = f"Records of earlier random draws, which `run` makes anew: {earlier} of {len(records)}."
         return fill(self.readme, {first: f"{note}\n\n{text}", **dict(others)})
 
-    def main(self, about: str | None, run: Run, draw: Callable[[], None] = lambda: None) -> None:
+    def main(self, about: str | None, run: Run) -> None:
         """Command line: ``run`` adds to the records what ``run(records)`` yields; both write the page."""
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
         parser.add_argument("what", choices=("run", "table"))
@@ -73,7 +73,6 @@ class Study:
                 self.add(records)
                 print({k: v for k, v in records[0].items() if isinstance(v, str | int)}, flush=True)
         self.readme.write_text(self.page(), encoding="utf-8")
-        draw()
 
 
 def fill(page: Path, blocks: dict[str, str], gap: str = "\n") -> str:

@@ -3,7 +3,7 @@
 Needs ELLIPTICA_DATA::
 
 python studies/green_bridge.py run        # what is not recorded yet (an hour or two)
-python studies/green_bridge.py table      # tables and picture from the records
+python studies/green_bridge.py table      # tables from the records
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from functools import partial
 from itertools import chain, product
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from scipy.stats import geninvgauss
 from torch import Tensor, nn
 
 import elliptica
@@ -30,7 +28,7 @@ from elliptica.lab.experiments.records import versions
 from elliptica.lab.models import mlp, stack
 from elliptica.report.scores import reduce_by
 
-N_BINS, SEEDS = 5, list(range(10))
+SEEDS = list(range(10))
 Method = dict[str, Any]
 #: From training rows to a table that draws partners.
 Build = Callable[[Split], Any]
@@ -63,7 +61,7 @@ TASKS = {
     "waterbirds": Task(loaders.load_waterbirds_features, 20, 128, 1e-3, 0.1, hidden=(), alpha=1.0),
 }
 BASELINES, POWERS = ("erm", "mixup", "c-mixup"), ("0", "1", "4", "n-2")
-NOISES = ("paper", "green 0.1", "green 0.3", "green 1", "screened")
+NOISES = ("paper", "green 0.1", "green 0.3", "green 1")
 #: Names of label noise: none, a tenth of the deviation, and the paper's one sigma for inputs and targets.
 LABEL_NOISE = {False: "", True: ", label noise", "sigma": ", sigma_y = sigma"}
 #: All methods by the names of their settings.
@@ -72,18 +70,6 @@ _OTHERS = (("green intrinsic", "1", False), ("paper", "1", "sigma"))
 for _noise, _power, _labels in (*product(NOISES, POWERS, (False, True)), *_OTHERS):
     _method = {"name": "elliptic", "noise": _noise, "power": _power, "label_noise": _labels}
     SETTINGS[f"{_noise}, power {_power}{LABEL_NOISE[_labels]}"] = _method
-
-
-def screened(start: Tensor, end: Tensor, _: object, generator: torch.Generator, *, rate: float) -> Tensor:
-    """Draw the standard deviation of the bridge of each pair if walks are killed at a constant rate.
-
-    The variance of a bridge of length ``r`` in ``n`` dimensions has a density proportional to
-    ``V**(-n/2) * exp(-r**2 / (2 V) - rate * V)``: generalised inverse Gaussian, `elliptica.Green` at rate 0.
-    """
-    r = (end - start).norm(dim=1, keepdim=True).double().clamp_min(1e-12).numpy()
-    root, draws = math.sqrt(2 * rate), int(torch.randint(2**62, (), generator=generator))
-    law = geninvgauss(1 - start.shape[1] / 2, root * r, scale=r / root)
-    return torch.from_numpy(law.rvs(r.shape, random_state=np.random.default_rng(draws))).sqrt().to(start)
 
 
 class Best(NamedTuple):
@@ -199,17 +185,13 @@ def sigma(runs: Stack, noise: str) -> Any:
     x = runs.train[0].x
     if noise == "paper":
         return runs.task.sigma
-    if noise == "screened":
-        shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
-        rate = 10 * x.shape[1] ** 2 / (2 * float((shuffled - x).norm(dim=1).median()) ** 2)
-        return partial(screened, rate=rate)
     if noise == "green intrinsic":
         return elliptica.Green(dim=max(3.0, elliptica.intrinsic_dimension(x)))
     return elliptica.Green(float(noise.split()[1]))
 
 
 def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
-    """Train all seeds of one setting: average, worst group, and average by distance from training rows."""
+    """Train all seeds of one setting: average and worst group."""
     runs = Stack(TASKS[dataset], seeds)
     best, records = runs.fit(*objective(runs, method)), []
 
@@ -217,11 +199,9 @@ def train(dataset: str, method: Method, seeds: list[int]) -> list[Record]:
         return float(values.mean()) if runs.is_class else math.sqrt(values.mean())
 
     for i, (seed, errors) in enumerate(zip(seeds, runs.errors(best.output, runs.test), strict=True)):
-        nearest = torch.cdist(runs.test[i].x, runs.train[i].x).amin(1)
-        bins = torch.bucketize(nearest, nearest.quantile(torch.linspace(0, 1, N_BINS + 1)[1:-1]))
         record = {"dataset": dataset, "method": method, "seed": seed, "versions": versions()}
         record |= {"epoch": int(best.epoch[i]), "validation": abs(float(best.score[i]))}
-        record |= {"average": mean(errors), "by_distance": [mean(errors[bins == b]) for b in range(N_BINS)]}
+        record["average"] = mean(errors)
         if groups := reduce_by(errors, runs.test[i].group, mean).values():
             record["worst"] = (min if runs.is_class else max)(groups)
         records.append(record)
@@ -246,19 +226,12 @@ def settings_of(*noises: str) -> list[str]:
 FAMILIES = {
     "elliptic, paper's setting": ["paper, power 1, sigma_y = sigma"],
     "elliptic, paper's sigma": settings_of("paper"),
-    "elliptic, Green": settings_of(*NOISES[1:4]),
-    "elliptic, screened": settings_of("screened"),
+    "elliptic, Green": settings_of(*NOISES[1:]),
     "elliptic, any noise": settings_of(*NOISES),
     "elliptic, Green x 1, power 1 (nothing chosen)": ["green 1, power 1"],
     "elliptic, Green x 1 (power and label noise chosen)": settings_of("green 1"),
     "elliptic, Green at the intrinsic dimension": settings_of("green intrinsic"),
 }
-
-
-def read_values(records: list[Record]) -> Values:
-    """Values by data set and setting."""
-    names = {str(method): setting for setting, method in SETTINGS.items()}
-    return Values([{**r, "setting": names[str(r["method"])]} for r in records], "dataset", "setting")
 
 
 def tables(values: Values, dataset: str) -> tuple[list[list[str]], list[str]]:
@@ -300,7 +273,8 @@ def tables(values: Values, dataset: str) -> tuple[list[list[str]], list[str]]:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All tables."""
-    values = read_values(records)
+    names = {str(method): setting for setting, method in SETTINGS.items()}
+    values = Values([{**r, "setting": names[str(r["method"])]} for r in records], "dataset", "setting")
     families, every = zip(*(tables(values, dataset) for dataset in TASKS), strict=True)
     head = ["data", "method", "setting chosen on validation", "validation", "test average"]
     head += ["test worst group", "average, against ERM", "worst, against ERM", "seeds"]
@@ -309,31 +283,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
     return {"tables": "\n".join(lines).rstrip()}
 
 
-def draw() -> None:
-    """Where the gain comes from: the error relative to ERM by distance from the training data, power 1."""
-    import matplotlib.pyplot as plt
-
-    values, bins = read_values(STUDY.read()), range(1, N_BINS + 1)
-    settings = {"c-mixup": "c-mixup", "elliptic, paper's sigma": "paper, power 1"}
-    settings |= {f"elliptic, Green x {s}": f"green {s}, power 1" for s in ("0.3", "1")}
-    figure, axes = plt.subplots(1, len(TASKS), figsize=(15, 3.2), layout="constrained")
-    for axis, dataset in zip(axes, TASKS, strict=True):
-        for i, (label, setting) in enumerate(settings.items()):
-            if (dataset, setting) in values.rows:
-                ours, erm = (torch.tensor(values(dataset, s, of="by_distance")) for s in (setting, "erm"))
-                ratios = (1 - ours) / (1 - erm).clamp_min(1e-9) if dataset == "waterbirds" else ours / erm
-                bars, style = ratios.std(0) / len(ratios) ** 0.5, {"marker": "o", "ms": 4, "capsize": 2}
-                axis.errorbar(bins, ratios.mean(0), bars, color=f"C{i}", label=label, **style)
-        axis.axhline(1, color="black", lw=0.8)
-        axis.set(
-            title=dataset, xticks=bins, xlabel="test rows by distance to training\n(fifths, near to far)"
-        )
-    axes[0].set_ylabel("error / error of ERM\n(below 1 is better)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(STUDY.folder / "gain_by_distance.png", dpi=110)
-
-
 STUDY = Study("green_bridge", blocks, ("dataset", "method", "seed"))
 
 if __name__ == "__main__":
-    STUDY.main(__doc__, run, draw)
+    STUDY.main(__doc__, run)

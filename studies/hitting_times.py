@@ -1,7 +1,8 @@
 """Study: what does training on hitting times, the paper's first objective, do beside bridges and ERM?
 
 Two moons, five seeds: losses at and between the data, test accuracy, seconds. Then two Gaussian classes in
-2 to 20 dimensions: how walks end, and what networks trained on their ends are worth. Four minutes::
+2 to 20 dimensions: how many walks end on data, and what networks trained so are worth.
+A few minutes::
 
     python studies/hitting_times.py run        # what is not recorded yet, then the tables
     python studies/hitting_times.py table      # tables from the records
@@ -40,7 +41,9 @@ HITTING = {
 NOISE = "ERM, noise as large as the balls"
 WEIGHTED = "the same, rows as often as walks meet them"
 SMOOTHED = "the same, labels moved as far as inputs"
+#: Objectives on two moons, and on Gaussian classes.
 METHODS = ("ERM", NOISE, WEIGHTED, SMOOTHED, "mixup", "bridges", *HITTING)
+OVERLAPPING = {"ERM": "ERM", "bridges": "bridges", "auto": 'hitting times, `outer="auto"`'}
 
 
 def hitting(model: nn.Module, x: Tensor, y: Tensor, **settings: Any) -> HittingTimes:
@@ -86,14 +89,12 @@ def weighted_losses(
 
 
 def walk_losses(objective: HittingTimes, noise: torch.Generator, seen: Record) -> Iterator[Tensor]:
-    """Yield losses where walks end; ``seen`` gets the share of them on data and the seconds they took."""
-    shares, seconds = [], 0.0
+    """Yield losses where walks end; ``seen`` gets the share of them on data."""
+    shares = []
     while True:
-        began = time.process_time()
         ends = objective.sample(n_starts=AHEAD, generator=noise)
-        seconds += time.process_time() - began
         shares.append(ends.shares["data"])
-        seen |= {"on_data": statistics.mean(shares), "walk_seconds": seconds}
+        seen["on_data"] = statistics.mean(shares)
         yield from (objective(ends=part) for part in ends.split(BATCH))
 
 
@@ -140,14 +141,6 @@ def gaussians(dim: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:200], y[:200], x[200:], y[200:]
 
 
-def walks(dim: int, seed: int, region: str, starts: str) -> Record:
-    """Count how walks end in ``dim`` dimensions of the inputs."""
-    objective = hitting(nn.Identity(), *gaussians(dim, seed)[:2], outer=region, starts=starts)
-    ends = objective.sample(n_starts=1000, generator=torch.Generator().manual_seed(seed))
-    inside = float(((ends.steps == 0) & (ends.datum >= 0)).double().mean())
-    return {"started_in_ball": inside, "steps": float(ends.steps.double().mean()), **ends.shares}
-
-
 def trained(dim: int, seed: int, method: str) -> Record:
     """Train in ``dim`` dimensions of the inputs."""
     x, y, test_x, test_y = gaussians(dim, seed)
@@ -155,24 +148,13 @@ def trained(dim: int, seed: int, method: str) -> Record:
     return {"accuracy": accuracy(model, test_x, test_y), **seen}
 
 
-def cells() -> Iterator[tuple[str, Record]]:
-    """What is to be recorded: part, and arguments of its function."""
-    yield from (("moons", {"method": m, "seed": s}) for s in range(N_SEEDS) for m in METHODS)
-    for dim, seed in product(DIMS, range(3)):
-        regions = ("hull", "ball", "box", "reflecting_box") if dim <= 5 else ("ball", "box")
-        for region, starts in product(regions, ("uniform", "between")):
-            yield "walks", {"region": region, "starts": starts, "dim": dim, "seed": seed}
-        for method in ("ERM", "bridges", "auto"):
-            yield "trained", {"method": method, "dim": dim, "seed": seed}
-
-
 def run(records: list[Record]) -> Iterator[list[Record]]:
-    """Make the records that are missing."""
+    """Make the records that are missing; those of two moons have no dimension."""
     warnings.simplefilter("ignore", elliptica.EllipticWarning)  # that few walks meet data is the result
-    make = {"moons": moons, "walks": walks, "trained": trained}
-    for part, cell in cells():
-        if not any({"part": part, **cell}.items() <= record.items() for record in records):
-            yield [{"part": part, **cell, **make[part](**cell)}]
+    cells = [*product(METHODS, [None], range(N_SEEDS)), *product(OVERLAPPING, DIMS, range(3))]
+    for method, dim, seed in STUDY.missing(records, cells):
+        found = moons(seed, method) if dim is None else trained(dim, seed, method)
+        yield [{"method": method, "dim": dim, "seed": seed, **found}]
 
 
 #: Columns of the first table.
@@ -185,44 +167,26 @@ COLUMNS = {
     "test points above it": ("test_above", ".1%"),
     "test accuracy": ("accuracy", ".1%"),
     "walks on data": ("on_data", ".1%"),
-    "seconds in all": ("seconds", ".1f"),
-    "of them for walks": ("walk_seconds", ".1f"),
+    "seconds": ("seconds", ".1f"),
 }
 
 
 def blocks(records: list[Record]) -> dict[str, str]:
-    """Losses on two moons; shares of walks on data, of that at once, and steps; accuracies."""
+    """Losses on two moons; accuracies and shares of walks on data in several dimensions."""
 
-    def values(name: str, **wanted: Any) -> list[float]:
-        return [r[name] for r in records if name in r and all(r.get(k) == v for k, v in wanted.items())]
-
-    def moons_cell(name: str, form: str, method: str) -> str:
-        found = values(name, part="moons", method=method)
+    def cell(name: str, form: str, method: str, dim: int | None = None) -> str:
+        found = [r[name] for r in records if (r["method"], r["dim"]) == (method, dim) and name in r]
         return spread(found, form) if found else "-"
 
-    def walks_cell(**wanted: Any) -> str:
-        forms = {"data": ".1%", "started_in_ball": ".1%", "steps": ".0f"}
-        found = [(values(name, part="walks", **wanted), form) for name, form in forms.items()]
-        return ", ".join(f"{statistics.mean(each):{form}}" for each, form in found if each) or "-"
-
-    losses = ([m, *(moons_cell(*column, m) for column in COLUMNS.values())] for m in METHODS)
-    ends = dict.fromkeys((r["region"], r["starts"]) for r in records if r["part"] == "walks")
-    walked = (
-        [region.replace("_", " "), starts, *(walks_cell(region=region, starts=starts, dim=d) for d in DIMS)]
-        for region, starts in ends
-    )
-    labels = {"ERM": "ERM", "bridges": "bridges", "auto": 'hitting times, `outer="auto"`'}
-    scores = (
-        [label, *(spread(values("accuracy", part="trained", method=m, dim=d), ".1%") for d in DIMS)]
-        for m, label in labels.items()
-    )
-    dims = [f"d = {dim}" for dim in DIMS]
+    losses = ([m, *(cell(*column, m) for column in COLUMNS.values())] for m in METHODS)
+    scores = [[label, *(cell("accuracy", ".1%", m, d) for d in DIMS)] for m, label in OVERLAPPING.items()]
+    walks = ["share of its walks on data", *(cell("on_data", ".1%", "auto", d) for d in DIMS)]
     lines = [*table(["objective", *COLUMNS], losses), ""]
-    lines += [*table(["outer region", "starts", *dims], walked, "ll"), ""]
-    return {"tables": "\n".join([*lines, *table(["test accuracy", *dims], scores)])}
+    lines += table(["test accuracy", *(f"d = {dim}" for dim in DIMS)], [*scores, walks])
+    return {"tables": "\n".join(lines)}
 
 
-STUDY = Study("hitting_times", blocks, ("part", "method", "region", "starts", "dim", "seed"))
+STUDY = Study("hitting_times", blocks, ("method", "dim", "seed"))
 
 if __name__ == "__main__":
     STUDY.main(__doc__, run)

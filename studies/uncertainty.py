@@ -26,10 +26,10 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from common import Record, Study, Values, accuracy, descend, paired_p, rounded, spread, table
+from common import Record, Study, Values, accuracy, descend, rounded, spread, table
 from elliptica import Elliptic, Green
 from elliptica._utils.random import stream
-from elliptica._utils.statistics import fit_temperature, holm
+from elliptica._utils.statistics import fit_temperature
 from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
 from elliptica.estimators.base import network_seeds, pool
 from elliptica.lab import data as loaders
@@ -41,26 +41,21 @@ SEEDS = (0, 1, 2, 3, 4)
 N_STEPS, BATCH, LEARNING_RATE = 1000, 64, 1e-3
 #: Networks of an ensemble; steps between two looks at the validation rows, for early stopping.
 N_NETWORKS, LOOK = 5, 25
-#: How far test rows are moved away from the mean of the training rows.
-FACTORS = (1, 3, 10, 100)
-#: Side of the images, other than digits, after averaging pixels; most rows of inputs from elsewhere.
-SIDE, N_OUTSIDE = 14, 1000
+#: Side of the images, other than digits, after averaging pixels.
+SIDE = 14
 #: In the order of the page.
 DATA = ("digits", "breastmnist", "waterbirds", "retinamnist", "fashion_mnist", "pathmnist_subset")
-#: Data sets whose test images come from elsewhere.
-ELSEWHERE = dict.fromkeys(("digits", "fashion_mnist"), "breastmnist") | {"breastmnist": "fashion_mnist"}
-ELSEWHERE |= {"retinamnist": "pathmnist_subset", "pathmnist_subset": "retinamnist"}
 #: Data sets of which two classes are left out, other ones for each seed; with half of the labels shuffled.
 LEFT_OUT, SHUFFLED = ("digits", "fashion_mnist", "pathmnist_subset"), ("digits", "fashion_mnist")
 
 
 class Problem(NamedTuple):
-    """Three parts, features or images, and inputs that belong to no class."""
+    """Three parts, features or images, and the test rows of classes that are left out."""
 
     train: Split
     validation: Split
     test: Split
-    outside: dict[str, Tensor]
+    outside: Tensor | None = None
 
     @property
     def n_classes(self) -> int:
@@ -77,22 +72,19 @@ def _order(n: int, seed: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
-def _data(name: str, seed: int) -> tuple[Split, Split, Split]:
-    own = {"fashion_mnist": loaders.load_fashion_mnist, "waterbirds": loaders.load_waterbirds_features}
-    data = own[name](seed) if name in own else loaders.load_medmnist(name, seed)
-    return data.train, data.validation, data.test
-
-
 def read(name: str, seed: int) -> Iterable[Split]:
     """Training, validation and test rows, as the page says."""
-    if name == "waterbirds":
-        return _data(name, seed)
     if name == "digits":
         pixels, labels = map(torch.as_tensor, load_digits(return_X_y=True))
         part = Split(pixels.float().view(-1, 1, 8, 8) / 16, labels.long())
         rows = _order(part.n_rows, seed).tensor_split([part.n_rows // 2, 7 * part.n_rows // 10])
         return (_rows(r, part) for r in rows)
-    *seen, test = _data(name, seed if name in LEFT_OUT else 0)
+    own = {"fashion_mnist": loaders.load_fashion_mnist, "waterbirds": loaders.load_waterbirds_features}
+    load_parts = own.get(name, partial(loaders.load_medmnist, name))
+    data = load_parts(0 if name in ("breastmnist", "retinamnist") else seed)
+    seen, test = (data.train, data.validation), data.test
+    if name == "waterbirds":
+        return *seen, test
     if name in LEFT_OUT:
         order = _order(test.n_rows, seed) if name == "pathmnist_subset" else torch.arange(test.n_rows)
         rows = slice(2500), slice(1250), order[:2500]
@@ -103,50 +95,31 @@ def read(name: str, seed: int) -> Iterable[Split]:
 
 
 def load(name: str, seed: int, *, all_classes: bool = False) -> Problem:
-    """Load a data set, leave classes out, scale it, and add inputs from elsewhere."""
-    problem = Problem(*read(name, seed), {})
-    if name in ELSEWHERE:
-        other = _data(ELSEWHERE[name], 0)[2].x[:N_OUTSIDE]
-        problem.outside["another data set"] = (other + 1) / 2 if name == "digits" else other
+    """Load a data set, leave classes out, and scale it."""
+    problem = Problem(*read(name, seed))
     if name in LEFT_OUT and not all_classes:
         problem = leave_out(problem, [(2 * seed + i) % problem.n_classes for i in range(2)])
-    problem = scaled(problem)
-    x = problem.test.x  # every feature keeps its law, and they no longer belong together
-    order = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).argsort(0)
-    problem.outside["shuffled columns"] = x.gather(0, order)
-    return problem
+    return scaled(problem)
 
 
 def leave_out(problem: Problem, classes: list[int]) -> Problem:
-    """Take classes out of all parts; their test rows are inputs from elsewhere."""
+    """Take classes out of all parts; keep their test rows apart."""
     kept = torch.tensor([c for c in range(problem.n_classes) if c not in classes])
-    unknown = {"left-out classes": problem.test.x[~torch.isin(problem.test.y, kept)]}
     known = (_rows(torch.isin(part.y, kept), part) for part in problem[:3])
     numbered = (replace(part, y=torch.searchsorted(kept, part.y)) for part in known)
-    return Problem(*numbered, unknown | problem.outside)
+    return Problem(*numbered, problem.test.x[~torch.isin(problem.test.y, kept)])
 
 
 def scaled(problem: Problem) -> Problem:
     """Average images to few pixels, centre on the training rows, divide by their root mean variance."""
 
     def shrink(x: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(x, min(side, SIDE)) if x.ndim == 4 else x
+        return nn.functional.adaptive_avg_pool2d(x, min(x.shape[-1], SIDE)) if x.ndim == 4 else x
 
-    side = problem.train.x.shape[-1]
     x = shrink(problem.train.x)
     centre, unit = x.mean(0), x.var(0).mean().sqrt()
-    outside = {name: (shrink(values) - centre) / unit for name, values in problem.outside.items()}
     parts = (replace(part, x=(shrink(part.x) - centre) / unit) for part in problem[:3])
-    return Problem(*parts, outside)
-
-
-def corruptions(x: Tensor, seed: int) -> dict[str, Tensor]:
-    """Corrupt inputs: noise of two deviations; a blur of images, or half of the features missing."""
-    generator = torch.Generator().manual_seed(seed)
-    noisy = {f"noise {s:g}": x + s * torch.randn(x.shape, generator=generator) for s in (0.5, 1.0)}
-    if x.ndim == 2:
-        return noisy | {"half missing": x * (torch.rand(x.shape, generator=generator) < 0.5)}  # the mean is 0
-    return noisy | {"blur": nn.functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False)}
+    return Problem(*parts, None if problem.outside is None else (shrink(problem.outside) - centre) / unit)
 
 
 class _NoisyMixup(NFM):
@@ -226,14 +199,6 @@ def ask(models: list[nn.Module], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     return logits, {"softmax": logits.softmax(1).amax(1), "energy": outputs.logsumexp(2).mean(0)}
 
 
-def risk_coverage_area(confidence: Tensor, wrong: Tensor) -> float:
-    """Error among the ``k`` surest rows, averaged over all ``k`` and over orders of equally sure rows."""
-    _, place, sizes = (-confidence).unique(return_inverse=True, return_counts=True)
-    errors = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, place, wrong.double())
-    risks = (errors / sizes).repeat_interleave(sizes)  # of each row in turn, in expectation
-    return float((risks.cumsum(0) / torch.arange(1, len(risks) + 1)).mean())
-
-
 def scores(logits: Tensor, y: Tensor, temperature: float) -> dict[str, float]:
     """Score logits, as they are and, by names that end in ``_t``, divided by the temperature."""
     values = {"accuracy": float((logits.argmax(1) == y).double().mean())}
@@ -243,30 +208,24 @@ def scores(logits: Tensor, y: Tensor, temperature: float) -> dict[str, float]:
     return values
 
 
-def measure(models: list[nn.Module], problem: Problem, seed: int) -> Record:
+def measure(models: list[nn.Module], problem: Problem) -> Record:
     """Measure one network or an ensemble; only its temperature is fitted, to the validation rows."""
     (x, y), (validation, _) = (problem.test.x, problem.test.y), ask(models, problem.validation.x)
     temperature = fit_temperature(validation.numpy(), problem.validation.y.numpy())
     logits, inside = ask(models, x)
-    wrong = logits.argmax(1) != y
-    test = scores(logits, y, temperature) | {"aurc": risk_coverage_area(inside["softmax"], wrong)}
+    test = scores(logits, y, temperature)
     if problem.test.group is not None:
-        test["worst_group"] = min(reduce_by((~wrong).double(), problem.test.group).values())
-
-    def detection(outside: dict[str, Tensor]) -> dict[str, float]:
-        """Area under the ROC curve for telling inputs from elsewhere, which should score lower."""
-        both = {name: torch.cat([inside[name], values]) for name, values in outside.items()}
-        return {name: float(roc_auc_score(torch.arange(len(v)) < len(y), v)) for name, v in both.items()}
-
-    noisy = {name: ask(models, values)[0] for name, values in corruptions(x, seed).items()}
-    return {
-        "temperature": temperature,
-        "validation_nll": _loss(validation, problem.validation.y),
-        "test": test,
-        "corrupted": {name: scores(values, y, temperature) for name, values in noisy.items()},
-        "outside": {name: detection(ask(models, z)[1]) for name, z in problem.outside.items()},
-        "far": {str(t): float(ask(models, t * x)[1]["softmax"].mean()) for t in FACTORS},
-    }
+        test["worst_group"] = min(reduce_by((logits.argmax(1) == y).double(), problem.test.group).values())
+    record = {"temperature": temperature, "validation_nll": _loss(validation, problem.validation.y)}
+    record |= {"test": test}
+    if (
+        problem.outside is not None
+    ):  # area under the ROC curve for telling left-out classes, which score lower
+        _, outside = ask(models, problem.outside)
+        both = {name: torch.cat([values, outside[name]]) for name, values in inside.items()}
+        known = torch.arange(len(x) + len(problem.outside)) < len(x)
+        record["outside"] = {name: float(roc_auc_score(known, values)) for name, values in both.items()}
+    return record
 
 
 def uncertainty(name: str, seed: int) -> Iterator[Record]:
@@ -276,7 +235,7 @@ def uncertainty(name: str, seed: int) -> Iterator[Record]:
     about = {"rows": sizes, "n_classes": problem.n_classes, "chosen": True}
 
     def record(method: str, strength: str, *models: nn.Module) -> Record:
-        return {**about, "method": method, "strength": strength, **measure(list(models), problem, seed)}
+        return {**about, "method": method, "strength": strength, **measure(list(models), problem)}
 
     for method, candidates in CANDIDATES.items():
         trained = [train(problem, candidate, seed, method == "ERM") for candidate in candidates.values()]
@@ -297,7 +256,7 @@ def half_shuffled(name: str, seed: int) -> Iterator[Record]:
     """Train on half-shuffled labels; validation labels are half-shuffled, too, and test labels right."""
     right, generator = load(name, seed, all_classes=True), torch.Generator().manual_seed(seed)
     noisy = (replace(part, y=loaders.shuffle_labels(part.y, generator=generator)) for part in right[:2])
-    problem = Problem(*noisy, right.test, {})
+    problem = Problem(*noisy, right.test)
     for method, candidates in UNDER_SHUFFLING.items():
         for strength, candidate in candidates.items():
             _, looks, _ = train(problem, candidate, seed, look=True)
@@ -322,28 +281,8 @@ CONTROLS = ("ERM", "ERM, stopped early", "noise", "smoothing", "noise + smoothin
 #: In the order of the page, controls first.
 METHODS = (*CONTROLS[:2], "ERM, ensemble", *CONTROLS[2:], *ELLIPTIC, "elliptic, ensemble")
 #: Measures that are compared, and their titles; all but the last are better when small.
-COMPARED = {f"test.{m}": m.upper().replace("_", ", ") for m in ("nll", "nll_t", "ece", "ece_t", "aurc")}
-COMPARED |= {"mean.corrupted.nll": "NLL, corrupted", "mean.outside.softmax": "AUROC, outside"}
-
-
-def unit(measure: str) -> tuple[int, int]:
-    """Factor and decimals: likelihoods as they are, others in per cent."""
-    return (1, 3) if "nll" in measure else (100, 2 if "aurc" in measure else 1)
-
-
-def with_means(record: Record) -> Record:
-    """Add means over the kinds of corruption, and over those of inputs from elsewhere."""
-    kinds = {part: pd.DataFrame(record[part]) for part in ("corrupted", "outside")}
-    return {**record, "mean": {part: scores.mean(axis=1).to_dict() for part, scores in kinds.items()}}
-
-
-def grid(runs: Values, form: str, *measures: str, data: Sequence[str] = DATA) -> list[str]:
-    """Tabulate means of measures, in per cent but for likelihoods, by method and data set."""
-
-    def cell(name: str, method: str) -> str:
-        return form.format(*(unit(m)[0] * statistics.mean(runs(name, method, of=m)) for m in measures))
-
-    return table(["method", *data], ([method, *(cell(d, method) for d in data)] for method in METHODS))
+COMPARED = {f"test.{m}": m.upper().replace("_", ", ") for m in ("nll", "nll_t", "ece", "ece_t")}
+COMPARED |= {"outside.softmax": "AUROC, left-out classes"}
 
 
 def strengths(chosen: Sequence[str]) -> str:
@@ -360,8 +299,8 @@ def main_table(runs: Values, data: str) -> list[str]:
     for method in METHODS:
         chosen = runs(data, method, of="strength")
         steps = f"step {min(map(int, chosen))} to {max(map(int, chosen))}" if "stopped" in method else ""
-        units = ((m, *unit(m)) for m in shown)
-        cells = (spread(runs(data, method, of=m), f".{n}f", scale=scale) for m, scale, n in units)
+        units = ((m, ".3f", 1) if "nll" in m else (m, ".1f", 100) for m in shown)
+        cells = (spread(runs(data, method, of=m), form, scale=scale) for m, form, scale in units)
         temperature = f"{statistics.geometric_mean(runs(data, method, of='temperature')):.2f}"
         rows.append([method, steps or strengths(chosen), *cells, temperature])
     sizes = " / ".join(f"{runs(data, 'ERM', of=f'rows.{part}')[0]:.0f}" for part in Problem._fields[:3])
@@ -370,18 +309,29 @@ def main_table(runs: Values, data: str) -> list[str]:
     return [f"**{data}**: {about}, {len(chosen)} seeds", "", *lines, ""]
 
 
-def paired_table(runs: Values) -> list[str]:
-    """Elliptic training less each control on the same seeds; Holm's method corrects all tests together."""
-    keys, rows = list(product(ELLIPTIC, COMPARED, CONTROLS)), []
-    gaps = [[runs.gaps((data, a), (data, b), measure) for data in DATA] for a, measure, b in keys]
-    p = torch.tensor([[paired_p(gap) for gap in row] for row in gaps], dtype=torch.float64)
-    for (method, measure, control), row, *both in zip(keys, gaps, p.tolist(), holm(p).tolist(), strict=True):
-        means, (scale, n) = list(map(statistics.mean, row)), unit(measure)
-        found = zip(means, *both, strict=True)
-        cells = (f"{scale * mean:+.{n}f} (p = {p:.2g}){'*' * (q < 0.05)}" for mean, p, q in found)
-        better = sum(mean > 0 if "outside" in measure else mean < 0 for mean in means)
-        rows.append([method, COMPARED[measure], control, *cells, f"{better} of {len(row)}"])
-    return table(["method", "measure", "control", *DATA, "better in"], rows, "lll")
+def outside_table(runs: Values) -> list[str]:
+    """How well left-out classes are told, by the largest probability and by the energy."""
+
+    def cell(data: str, method: str) -> str:
+        means = (statistics.mean(runs(data, method, of=f"outside.{m}")) for m in ("softmax", "energy"))
+        return " / ".join(f"{100 * mean:.1f}" for mean in means)
+
+    return table(
+        ["method", *LEFT_OUT], ([method, *(cell(d, method) for d in LEFT_OUT)] for method in METHODS)
+    )
+
+
+def counts_table(runs: Values) -> list[str]:
+    """On how many data sets elliptic training has a better mean than each control."""
+
+    def cell(measure: str, method: str, control: str) -> str:
+        data = LEFT_OUT if "outside" in measure else DATA
+        gaps = [statistics.mean(runs.gaps((name, method), (name, control), measure)) for name in data]
+        return f"{sum(gap > 0 if 'outside' in measure else gap < 0 for gap in gaps)} of {len(data)}"
+
+    pairs = product(ELLIPTIC, CONTROLS)
+    rows = ([*pair, *(cell(measure, *pair) for measure in COMPARED)] for pair in pairs)
+    return table(["method", "better than", *COMPARED.values()], rows, "ll")
 
 
 def shuffled_table(records: list[Record]) -> list[str]:
@@ -405,21 +355,13 @@ def shuffled_table(records: list[Record]) -> list[str]:
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """All blocks of the page."""
-    right = (r for r in records if r["labels"] == "right" and r["chosen"])
-    runs, outside = Values(list(map(with_means, right)), "data", "method"), []
-    kinds = {"left-out classes": LEFT_OUT, "another data set": ELSEWHERE, "shuffled columns": DATA}
-    for kind, data in kinds.items():
-        names = (f"outside.{kind}.{score}" for score in ("softmax", "energy"))
-        shown = [name for name in DATA if name in data]
-        outside += [f"*{kind.capitalize()}*", "", *grid(runs, "{:.1f} / {:.1f}", *names, data=shown), ""]
-    corrupted = (f"mean.corrupted.{name}" for name in ("accuracy", "nll", "nll_t", "ece", "ece_t"))
+    right = [r for r in records if r["labels"] == "right" and r["chosen"]]
+    runs = Values(right, "data", "method")
     lines = {
         "test": [line for data in DATA for line in main_table(runs, data)],
-        "corrupted": grid(runs, "{:.1f} / {:.2f} ({:.2f}) / {:.1f} ({:.1f})", *corrupted),
-        "outside": outside,
-        "far": grid(runs, "{:.1f} / {:.1f} / {:.1f} / {:.1f}", *(f"far.{t}" for t in FACTORS)),
+        "counts": counts_table(runs),
+        "outside": outside_table(runs),
         "shuffled": shuffled_table([r for r in records if r["labels"] == "shuffled"]),
-        "paired": paired_table(runs),
     }
     return {mark: "\n".join(text).strip() for mark, text in lines.items()}
 

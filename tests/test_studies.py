@@ -137,7 +137,7 @@ def toy(n_classes=3, rows=60):
     """Overlapping blobs as images of 3 x 3 pixels."""
     generator, y = torch.Generator().manual_seed(n_classes), torch.arange(rows) % n_classes
     x = torch.randn(3, rows, 1, 3, 3, generator=generator) + y[:, None, None, None]
-    elsewhere = {"elsewhere": 5 * torch.randn(20, 1, 3, 3, generator=generator)}
+    elsewhere = 5 * torch.randn(20, 1, 3, 3, generator=generator)
     return uncertainty.Problem(*(Split(part, y) for part in x), elsewhere)
 
 
@@ -174,7 +174,7 @@ def test_test_labels_decide_nothing(short):
     make = uncertainty.CANDIDATES["elliptic"]["0.3"]
     first, second = (uncertainty.train(p, make, 0)[0] for p in (problem, other))
     assert torch.equal(first[1].weight, second[1].weight)
-    mine, theirs = (uncertainty.measure([first], p, 0) for p in (problem, other))
+    mine, theirs = (uncertainty.measure([first], p) for p in (problem, other))
     assert (mine["temperature"], mine["outside"]) == (theirs["temperature"], theirs["outside"])
     assert mine["test"]["nll"] != theirs["test"]["nll"]
 
@@ -184,7 +184,7 @@ def test_left_out_classes_are_gone_and_scaling_uses_training_rows():
     left = uncertainty.leave_out(problem, [1])
     assert left.train.y.unique().tolist() == [0, 1]
     torch.testing.assert_close(left.test.x[left.test.y == 1], problem.test.x[problem.test.y == 2])
-    torch.testing.assert_close(left.outside["left-out classes"], problem.test.x[problem.test.y == 1])
+    torch.testing.assert_close(left.outside, problem.test.x[problem.test.y == 1])
     found = uncertainty.scaled(left)
     torch.testing.assert_close(found.train.x.mean(0), torch.zeros(1, 3, 3), atol=1e-6, rtol=0)
     assert float(found.train.x.var(0).mean()) == pytest.approx(1)
