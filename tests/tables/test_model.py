@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.pipeline import Pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from elliptica.estimators import (
@@ -95,13 +96,14 @@ def test_trees_and_lines_of_classes_are_those_of_scikit_learn_at_a_temperature(o
         final = final_settings(overconfident, method)
         model = fit_model(overconfident, None, method)
         x = model[0].transform(problem.features)
+        known = clone(model[0]).fit_transform(problem.features, problem.target)
         if method == "trees":
             kinds, seed = model[0].kinds_out_, model[1].random_state
             plain = make_model(problem, overconfident.plan, final, kinds, n_networks=1, seed=seed)
         else:
-            x = StandardScaler().fit_transform(x)
             plain = LogisticRegression(C=1 / final.settings["penalty"], max_iter=300)
-        expected = at_temperature(plain.fit(x, problem.target).predict_proba(x), 2.0)
+            plain = make_pipeline(StandardScaler(), plain)
+        expected = at_temperature(plain.fit(known, problem.target).predict_proba(x), 2.0)
         assert model.predict_proba(problem.features) == pytest.approx(expected, abs=1e-5)
 
 

@@ -104,6 +104,9 @@ def test_each_of_few_blocks_is_tested_on_its_own():
     problem = problem_of(rows(200, site=[i % 5 for i in range(200)]), split_by="site")
     folds = make_shift(problem, folds=10).folds
     assert [len(set(problem.blocks[fold.test])) for fold in folds] == [1] * 5
+    assert make_shift(problem).part_names.tolist() == problem.split_values.tolist()
+    many = problem_of(rows(200, site=[i % 20 for i in range(200)]), split_by="site")
+    assert all(name.endswith(" and 2 others") for name in make_shift(many).part_names)
 
 
 def test_time_trains_on_the_past():
@@ -120,6 +123,7 @@ def test_time_trains_on_the_past():
         assert len(fold.validation) / len(fold.train) == pytest.approx(0.25, abs=0.1)
     assert [len(fold.train) for fold in plan.folds] == [80, 120, 160, 200, 240]  # earlier ones only
     assert "2020-01-09" in plan.words
+    assert plan.part_names[[0, 279]].tolist() == ["", "2020-01-25 to 2020-01-28"]
     assert "Train on the past" in plan.words
 
 

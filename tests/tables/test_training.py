@@ -190,7 +190,7 @@ def test_trees_are_tested_at_their_best_iteration(classes):
     """Early stopping looks twenty iterations ahead; these are not part of the model."""
     plan = replace(PLAN, methods=("trees",), tuning_rows=60)
     rows = prepare(classes, make_shift(classes).folds[0], plan)
-    x, kinds = rows.inputs(True, final=True)
+    x, kinds = rows.inputs(255, final=True)
     seeds = {part: training.stream_seed("training", 0, 0, 0, part) for part in ("trials", "final")}
     (record,) = run_methods(classes, [rows], plan, quiet)
     trial = record.trials[record.chosen]
@@ -209,14 +209,27 @@ def test_trees_are_tested_at_their_best_iteration(classes):
     assert trial.validation["log_loss"] == pytest.approx(-np.log(chosen).mean())
 
 
+def test_trees_learn_categories_of_few_rows():
+    """Scikit-learn's trees join categories of fewer than ten rows; mean targets tell them apart."""
+    draws = np.random.default_rng(0)
+    town = np.arange(480) % 60
+    y = draws.normal(size=60)[town] + 0.2 * draws.normal(size=480)
+    frame = pl.DataFrame({"town": [f"t{t}" for t in town], "x": draws.normal(size=480), "y": y})
+    problem = problem_of(frame)
+    rows = prepare(problem, make_shift(problem).folds[0], PLAN)
+    (record,) = run_methods(problem, [rows], replace(PLAN, methods=("trees",)), quiet)
+    assert record.trials[record.chosen].settings["means"]
+    assert np.square(record.predicted - y[rows.fold.test]).mean() < 0.3 * y.var()
+
+
 def test_preprocessing_sees_training_rows_only(classes, rows):
     tested = pl.int_range(pl.len()).is_in(rows.fold.test.tolist())
     moved = classes.features.with_columns(pl.when(tested).then(1e6).otherwise(pl.col("x")).alias("x"))
     again = prepare(replace(classes, features=moved), rows.fold, PLAN)
-    for native in (False, True):
-        x, other = (each.inputs(native, final=True)[0] for each in (rows, again))
+    for codes in (0, 255):
+        x, other = (each.inputs(codes, final=True)[0] for each in (rows, again))
         assert np.array_equal(x[rows.train], other[rows.train])
-        assert rows.inputs(native, final=False)[0] is x
+        assert rows.inputs(codes, final=False)[0] is x
 
 
 def test_target_means_contain_no_rows_that_judge(classes, rows):
@@ -232,9 +245,9 @@ def test_target_means_contain_no_rows_that_judge(classes, rows):
         target = classes.target.copy()
         target[judging] = np.roll(target[judging], 1)
         pair = [prepare(replace(table, target=y), rows.fold, PLAN) for y in (classes.target, target)]
-        x, other = (each.inputs(False, final=final)[0] for each in pair)
+        x, other = (each.inputs(0, final=final)[0] for each in pair)
         assert np.array_equal(x, other)
-        assert final or not np.array_equal(x, pair[0].inputs(False, final=True)[0])
+        assert final or not np.array_equal(x, pair[0].inputs(0, final=True)[0])
 
 
 def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):

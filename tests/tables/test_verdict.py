@@ -112,7 +112,27 @@ def test_the_simplest_of_the_best_is_recommended():
     few = {"erm": E[:12], "new": like(E, 0.9, 5)[:12], "linear": like(E, 1.1, 2)[:12]}
     open_but_far = judge(regression(few))
     assert open_but_far.best == open_but_far.leader  # a simpler one is level only because rows are few
-    assert "Also not distinguishable from the best estimate in RMSE: new." in shown.sentences
+    assert "Also not shown to be worse than the best estimate in RMSE: new." in shown.sentences
+
+
+def test_later_rows_prefer_ordinary_training_to_trees():
+    """Trees follow no trend: level with ordinary training, they are not the simpler choice there."""
+    block = np.arange(500) // 100
+    errors = {"erm": E, "trees": like(E, 1.01, 3)}
+    later = regression(errors, fold=block[None], clusters=block, ordered=True)
+    assert (judge(regression(errors)).best, judge(later).best) == ("trees", "erm")
+
+
+def test_use_means_better_than_ordinary_training():
+    worse = {"erm": E, "trees": like(E, 1.5, 3)}
+    asked = judge(regression(worse), asked=("trees",))
+    assert asked.best == "trees"
+    assert asked.headline.startswith("Ordinary training is better ")
+    level = {"erm": E, "linear": like(E, 0.99, 2), "trees": like(E, 1.5, 3)}
+    assert judge(regression(level)).headline.startswith(
+        "No clear winner on new rows like these; the best est"
+    )
+    assert judge(regression(worse)).headline.startswith("Use ordinary training")
 
 
 def test_the_choice_of_random_rows_is_compared_with_the_recommended_one():

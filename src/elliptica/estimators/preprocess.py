@@ -65,7 +65,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             the training rows (more than ten spreads from the median) are squashed smoothly into (-3, 3), and
             others are clipped at twice the training range beyond it.
         n_components: Number of output columns per column of free text.
-        native: Encode for trees that split by category and by gaps: up to 255 categories are codes from 0,
+        native: Encode for trees that split by category and by gaps: up to `max_categories` are codes from 0,
             numbers are unchanged, and gaps and categories that training never saw are NaN.
 
     Attributes:
@@ -186,13 +186,13 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _category_encoder(self, values: np.ndarray, y: Any) -> Any:
         known = sorted(set(values[:, 0]) - {MISSING}) or [MISSING]
-        limit = _MOST_CODES if self.native else self.max_categories
+        limit = self.max_categories
         if len(known) > limit and (target_type := self._target_type(y)) is not None:
             parts = KFold(5, shuffle=True, random_state=0)
             return TargetEncoder(target_type=target_type, smooth=_SHRINKAGE, cv=parts)
         if self.native:
             unknown: dict[str, Any] = {"handle_unknown": "use_encoded_value", "unknown_value": np.nan}
-            return OrdinalEncoder(categories=[known], max_categories=limit, **unknown)  # a gap is unknown
+            return OrdinalEncoder(categories=[known], max_categories=_MOST_CODES, **unknown)  # as are gaps
         return OneHotEncoder(
             min_frequency=self.min_frequency,
             max_categories=limit,

@@ -53,7 +53,7 @@ LOCK = ".lock"
 #: Other files that a comparison writes.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
 #: Version of the records: of rows, draws and training. Others cannot be mixed with these.
-FORMAT = 7
+FORMAT = 8
 
 
 class Store:

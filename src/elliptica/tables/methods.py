@@ -38,6 +38,7 @@ CANNOT_BE_SAVED = " (cannot be saved)"
 
 def _trees(task: str, settings: Mapping[str, Any], seed: int) -> Any:
     trees = HistGradientBoostingClassifier if task == "classification" else HistGradientBoostingRegressor
+    settings = {name: value for name, value in settings.items() if name != "means"}
     return trees(**settings, scoring="loss", random_state=seed)
 
 
@@ -144,6 +145,8 @@ def name_of(method: str) -> str:
 
 #: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
+#: Categories that trees get as codes: nearly all, or two in a trial with mean targets.
+CODES, FEW_CODES = 255, 2
 #: Quantile bins of each number for the networks of every second trial.
 BINS = 8
 #: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
@@ -245,8 +248,15 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
         values["bins"] = BINS * (trial // (1 + plan.log_target) % 2)
     if method == LINEAR:  # every second trial sees free text
         values["text"] = trial // (1 + plan.log_target) % 2 == 0
+    if method == TREES:  # every second trial sees mean targets: these trees join categories of few rows
+        values["means"] = trial // (1 + plan.log_target) % 2 == 1
     whole = [name for name, ends in ranges.items() if all(isinstance(end, int) for end in ends)]
     return {name: round(value) if name in whole else value for name, value in values.items()}
+
+
+def codes_of(method: str, settings: Mapping[str, Any]) -> int:
+    """Return how many categories of a column a method gets as codes; 0 for those that split by none."""
+    return METHODS[method].boosted * (FEW_CODES if settings.get("means") else CODES)
 
 
 def _even(ends: tuple[float, float], name: str, k: int, trial: int, plan: Plan) -> float:

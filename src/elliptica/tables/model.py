@@ -21,7 +21,7 @@ from elliptica.tables.after import intervals
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.evidence import FittedModel, Predictor, Rows
 from elliptica.tables.findings import RowsOf
-from elliptica.tables.methods import CANNOT_BE_SAVED, METHODS, NAMES, SEVERAL, Plan, draw_settings
+from elliptica.tables.methods import CANNOT_BE_SAVED, METHODS, NAMES, SEVERAL, Plan, codes_of, draw_settings
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.saved import SavedModel, load_model
 from elliptica.tables.several import choose_weights
@@ -107,8 +107,7 @@ def only_rows(problem: TableProblem, rows: np.ndarray) -> TableProblem:
 
 def fit_pipeline(problem: TableProblem, plan: Plan, final: Recipe, seed: int) -> Pipeline:
     """Train preprocessing and model on all rows of a problem, exactly as a fold trains on its rows."""
-    native = METHODS[final.method].boosted
-    preprocess = make_preprocessor(problem, native)
+    preprocess = make_preprocessor(problem, codes_of(final.method, final.settings))
     inputs = np.asarray(preprocess.fit_transform(problem.features, problem.target))
     model = make_model(problem, plan, final, preprocess.kinds_out_, n_networks=plan.networks, seed=seed)
     groups = training_groups(problem) if METHODS[final.method].sees_groups else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import numpy as np
 
 from elliptica._utils.extras import count
 from elliptica.report import charts
-from elliptica.report.judge import join
+from elliptica.report.judge import join, sentence
 from elliptica.report.page import Bar, Chart, Page, Section, render
 from elliptica.tables.after import LEVEL, importances, intervals
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEVERAL, name_of
-from elliptica.tables.metrics import reliability, score_parts, show_number
+from elliptica.tables.metrics import Predictions, reliability, score_parts, show_number
 from elliptica.tables.model import fit_model
-from elliptica.tables.shift import Fold
+from elliptica.tables.shift import FEW_BLOCKS, Fold
 from elliptica.tables.table import ColumnUse, TableError
 from elliptica.tables.training import MOST_ITERATIONS, PATIENCE
 
@@ -60,7 +61,7 @@ def comparison_page(comparison: Comparison, used: Sequence[Bar] = ()) -> Page:
         Section("Cautions", points=cautions(comparison)),
         _scores(comparison),
         _differences(comparison),
-        _parts(comparison),
+        *_parts(comparison),
         _importance(comparison, used),
         _chosen(comparison),
         Section("Columns", table=columns, left=(1, 2), folded=True),
@@ -144,7 +145,22 @@ def remarks(comparison: Comparison) -> list[str]:
     share = counts[most] / sum(len(record.predicted) for record in comparison.of(most))
     text = f"{100 * share:.1f} % of the test predictions of {name_of(most)}, the most of all networks, were "
     clipped = [f"{text}clipped to the range of the training targets."] if share else []
-    return [*([str(chord)] if (chord := comparison.chord) and chord.is_known else []), *clipped]
+    return [*_held_out(comparison), *_mixing(comparison), *clipped]
+
+
+def _mixing(comparison: Comparison) -> list[str]:
+    chord = comparison.chord
+    return [str(chord)] if chord is not None and chord.is_known else []
+
+
+def _held_out(comparison: Comparison) -> list[str]:
+    """State the score on each of a few parts that were held out together."""
+    names, metric, best = comparison.shift.part_names, comparison.metrics[0], comparison.best
+    if names is None or len(set(names)) > FEW_BLOCKS + 1:
+        return []
+    parts = score_parts(replace(comparison.predictions, groups=names)).values[best]
+    listed = "; ".join(f"{name}: {metric.show(value)}" for name, value in parts.items())
+    return [f"{sentence(metric.label)} of {name_of(best)} by what was held out: {listed}."]
 
 
 def describe_model(comparison: Comparison) -> str:
@@ -234,15 +250,26 @@ def _differences(comparison: Comparison) -> Section:
     return Section("Every column judged", [text], rows, left=range(1, len(judged) + 1))
 
 
-def _parts(comparison: Comparison) -> Section:
-    parts, metric, problem = score_parts(comparison.predictions), comparison.metrics[0], comparison.problem
+def _parts(comparison: Comparison) -> list[Section]:
+    """Show scores by class, group or fifth, and by what was held out together."""
+    problem, names = comparison.problem, comparison.shift.part_names
     fifth = "class" if problem.classes else f"fifth of {problem.target_name}"
-    heading = problem.group_name or fifth
+    sections = [_by(comparison, comparison.predictions, str(problem.group_name or fifth))]
+    if names is not None:
+        held = replace(comparison.predictions, groups=names)
+        sections.append(
+            _by(comparison, held, str(problem.split_name or (problem.clock and problem.clock.name)))
+        )
+    return sections
+
+
+def _by(comparison: Comparison, predictions: Predictions, heading: str) -> Section:
+    parts, metric = score_parts(predictions), comparison.metrics[0]
     sign = 1 if metric.higher_is_better else -1
     names = sorted(parts.rows, key=lambda name: sign * parts.values[REFERENCE][name])[:_MOST_PARTS]
     chosen = [comparison.best, *(m for m in in_order(comparison) if m != CONSTANT)][:3]
     methods = [m for m in dict.fromkeys((REFERENCE, *chosen, "elliptic")) if m in parts.values]
-    rows = [[str(heading), "tested rows", *(label(comparison, method) for method in methods)]]
+    rows = [[heading, "tested rows", *(label(comparison, method) for method in methods)]]
     for name in names:
         cells = [metric.show(parts.values[method][name]) for method in methods]
         rows.append([name, f"{parts.rows[name]:,}", *cells])

@@ -93,6 +93,7 @@ class TableProblem:
     group_name: str | None = None
     blocks: np.ndarray | None = None  # number of the block of each row; a block is never divided
     split_name: str | None = None
+    split_values: np.ndarray | None = None  # value of the split column of each row
     copies: np.ndarray | None = None  # number per row that copies of a row share; None: no copies
     #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it.
     times: np.ndarray | None = None
@@ -121,6 +122,11 @@ class TableProblem:
     def reading(self) -> dict[str, Any]:
         """Return how columns and target are read, for JSON."""
         return {"columns": [asdict(column) for column in self.inputs], "target": asdict(self.goal)}
+
+    def show_time(self, time: float) -> str:
+        """Write a time as a day, or as its number."""
+        is_date = self.clock is not None and self.clock.kind == "date"
+        return str(np.datetime64(int(time // 1), "D")) if is_date else f"{time:g}"
 
     def digest(self) -> str:
         """Return a fingerprint of inputs, targets, groups, blocks, times and test rows."""
@@ -191,6 +197,7 @@ def make_problem(
         group_name=group,
         blocks=None if split_by is None else _blocks(rows[split_by]),
         split_name=split_by,
+        split_values=None if split_by is None else rows[split_by].to_numpy(),
         copies=_find_copies(rows.select(names), targets, notices),
         times=None if time is None else np.concatenate([part.times for part in parts]),
         clock=clock,

@@ -18,6 +18,7 @@ from skrub import SquashingScaler
 from elliptica._utils.extras import count
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import TablePreprocessor
+from elliptica.report.judge import join
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.table import TableError
 
@@ -69,6 +70,7 @@ class ShiftPlan:
     place: str = "on new rows like these"  # where a verdict holds
     ordered: bool = False  # whether clusters are stretches of time, one per fold
     random: ShiftPlan | None = None  # random rows of the same table, to see what they would choose
+    part_names: np.ndarray | None = None  # by row: the stretch of time or the values that its fold tests
 
 
 def make_shift(
@@ -128,6 +130,8 @@ def make_shift(
     clusters, ordered = _clusters(problem, shift, all_folds), shift == "time"
     words, place = _words(problem, shift, [fold for fold in all_folds if fold.repeat == 0], columns)
     plan = ShiftPlan(shift, tuple(all_folds), clusters, words, repeat, place, ordered)
+    if shift in ("time", "unseen") and repeat == 1:
+        plan = replace(plan, part_names=_part_names(problem, all_folds))
     own = None if problem.judged is None else problem.judged[problem.own_rows]
     if not random or shift == "random" or (own is not None and not (own != "").any()):
         return plan
@@ -144,9 +148,13 @@ def _random_plan(problem: TableProblem, folds: int, seed: int) -> ShiftPlan:
     return ShiftPlan("random", numbered, _clusters(problem, "random", numbered), words, 1)
 
 
-def make_preprocessor(problem: TableProblem, native: bool = False) -> TablePreprocessor:
-    """Build the preprocessor that converts the columns of a problem to numbers; ``native``: for trees."""
-    return TablePreprocessor(kinds=problem.kind_of, scale="robust", native=native)
+def make_preprocessor(problem: TableProblem, codes: int = 0) -> TablePreprocessor:
+    """Build the preprocessor that converts the columns of a problem to numbers.
+
+    Trees get gaps as they are, and up to so many categories as ``codes``; more become mean targets.
+    """
+    limit: dict[str, Any] = {"native": True, "max_categories": codes} if codes else {}
+    return TablePreprocessor(kinds=problem.kind_of, scale="robust", **limit)
 
 
 def _divide(
@@ -321,6 +329,22 @@ def _clusters(problem: TableProblem, shift: Shift, folds: Sequence[Fold]) -> np.
     return rows if problem.copies is None else problem.copies
 
 
+def _part_names(problem: TableProblem, folds: Sequence[Fold]) -> np.ndarray:
+    """Name the stretch of time, or the values of the split column, that each row is tested in."""
+    names = np.full(len(problem.target), "", dtype=object)
+    for fold in folds:
+        if problem.times is not None:
+            ends = [problem.times[fold.test].min(), problem.times[fold.test].max()]
+            text = list(map(problem.show_time, ends))
+            names[fold.test] = text[0] if text[0] == text[1] else " to ".join(text)
+        elif problem.split_values is not None:
+            values = [str(value) for value in np.unique(problem.split_values[fold.test])]
+            names[fold.test] = join(
+                values if len(values) <= 3 else [*values[:2], f"{len(values) - 2} others"]
+            )
+    return names.astype(str)
+
+
 def _words(
     problem: TableProblem, shift: Shift, folds: Sequence[Fold], columns: Sequence[str]
 ) -> tuple[str, str]:
@@ -330,8 +354,7 @@ def _words(
         assert problem.times is not None
         assert problem.clock is not None
         first = min(problem.times[fold.test].min() for fold in folds)
-        begin = str(np.datetime64(int(first // 1), "D")) if problem.clock.kind == "date" else f"{first:g}"
-        where = f"{problem.clock.name} from {begin} on, in {n} stretch{'es' * (n > 1)}"
+        where = f"{problem.clock.name} from {problem.show_time(first)} on, in {n} stretch{'es' * (n > 1)}"
         words = f"Train on the past, test on later rows ({where}, each predicted from all rows before it)."
         return words, "on later rows"
     if len(columns) == 1:

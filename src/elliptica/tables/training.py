@@ -27,7 +27,7 @@ from elliptica.estimators import EllipticClassifier, EllipticRegressor
 from elliptica.estimators.base import EllipticEstimator, Fit, fit_together
 from elliptica.estimators.preprocess import Kind
 from elliptica.estimators.wrapped import MIN_PROBABILITY, Booster, at_temperature
-from elliptica.tables.methods import LINEAR, METHODS, Plan, draw_settings
+from elliptica.tables.methods import LINEAR, METHODS, Plan, codes_of, draw_settings
 from elliptica.tables.metrics import fifths, metrics_of, score, single_test
 from elliptica.tables.problem import MIN_GROUP_ROWS, TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
@@ -108,25 +108,25 @@ class FoldRows:
     stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
 
-    _cache: dict[bool, list[tuple[np.ndarray, list[Kind]]]] = field(default_factory=dict)
+    _cache: dict[int, list[tuple[np.ndarray, list[Kind]]]] = field(default_factory=dict)
 
-    def inputs(self, native: bool, *, final: bool) -> tuple[np.ndarray, list[Kind]]:
-        """Return the inputs of all rows, ``native`` for trees, and the kinds of their columns.
+    def inputs(self, codes: int, *, final: bool) -> tuple[np.ndarray, list[Kind]]:
+        """Return the inputs of all rows, with codes of categories for trees, and the kinds of their columns.
 
         Target means contain no validation rows while these judge: in trials, and in the ``final`` training if
         they choose its length.
         """
-        if native not in self._cache:
-            self._cache[native] = []
+        if codes not in self._cache:
+            self._cache[codes] = []
             for train in (self.fold.train, self.fold.fit):
-                preprocess = make_preprocessor(self.problem, native=native)
+                preprocess = make_preprocessor(self.problem, codes)
                 known = preprocess.fit_transform(self.problem.features[train], self.problem.target[train])
                 x = np.asarray(preprocess.transform(self.problem.features))
                 x[train] = known  # the target means of training rows are those of other rows
-                self._cache[native].append((x, preprocess.kinds_out_))
+                self._cache[codes].append((x, preprocess.kinds_out_))
                 if not any(isinstance(encoder, TargetEncoder) for encoder in preprocess.encoders_):
                     break
-        return self._cache[native][0 if final and self.stop is None else -1]
+        return self._cache[codes][0 if final and self.stop is None else -1]
 
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
@@ -266,7 +266,7 @@ def _make_network(problem: TableProblem, plan: Plan, recipe: Recipe, n_networks:
 
 def fit_models(fits: Sequence[Fit], callback: Callable[[float], None] | None = None) -> list[int]:
     """Train models, networks side by side; return how many networks of each diverged."""
-    if fits and isinstance(fits[0].estimator, EllipticEstimator):
+    if all(isinstance(fit.estimator, EllipticEstimator) for fit in fits):
         return fit_together(fits, callback)
     for number, fit in enumerate(fits):
         if callback is not None:
@@ -280,7 +280,8 @@ def _fit_sklearn(fit: Fit) -> None:
     model: Any = fit.estimator
     rows = slice(None) if fit.rows is None else fit.rows
     stop = {}
-    if getattr(getattr(model, "regressor", model), "early_stopping", None) is True:
+    inner = getattr(model, "regressor", model)
+    if not isinstance(inner, EllipticEstimator) and getattr(inner, "early_stopping", None) is True:
         held = np.asarray(fit.validation)
         if fit.y.dtype.kind != "f":  # few rows may lack a class
             held = held[np.isin(fit.y[held], fit.y[rows])]
@@ -464,7 +465,7 @@ class _Trainer:
             train, recipe = rows.first, replace(recipe, settings={**recipe.settings, "learning_rate": rate})
         what, n_networks = ("final", self.plan.networks) if is_final else ("trials", 1)
         seed = stream_seed("training", self.plan.seed, rows.fold.repeat, rows.fold.number, what)
-        x, kinds = rows.inputs(method.boosted, final=is_final)
+        x, kinds = rows.inputs(codes_of(candidate.method, recipe.settings), final=is_final)
         model = make_model(self.problem, self.plan, recipe, kinds, n_networks=n_networks, seed=seed)
         groups = self.groups if method.sees_groups else None
         return Fit(model, x, rows.y, None, groups, train, validation)

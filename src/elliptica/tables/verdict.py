@@ -13,8 +13,8 @@ from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, desc
 from elliptica.tables.methods import CONSTANT, LINEAR, REFERENCE, TREES, name_of
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
 
-#: Methods by simplicity; all others are special ones.
-SIMPLE = (LINEAR, TREES, REFERENCE)
+#: Methods by simplicity; all others are special ones. On later rows trees come last: they follow no trend.
+SIMPLE, SIMPLE_LATER = (LINEAR, TREES, REFERENCE), (LINEAR, REFERENCE, TREES)
 #: Fewer tested stretches of time say nothing about other times.
 MIN_STRETCHES = 4
 #: Variance of rows in the worst class, relative to that of independent test rows. To first order, training
@@ -23,7 +23,7 @@ CLASS_FACTOR = 2.0
 #: Estimates are close within this share of the best one, or a fifth of it as points of accuracy.
 CLOSE = 0.05
 #: An interval wider than this factor to either side, or than 50 points, says nothing.
-MAX_RATIO = 10.0
+MAX_RATIO = 3.0
 #: More rows than this multiple of the present ones are not suggested.
 MAX_FACTOR = 100
 
@@ -44,8 +44,9 @@ def judge(
     jointly with 95 % confidence for all methods of a column (max-t).
 
     The simplest method that is not distinguishable from the best estimate, and close to it, is recommended:
-    the linear model, boosted trees, ordinary training, then the best estimate. (Methods that are not shown to
-    be worse than the best estimate contain the best one with 95 % confidence; Gupta, 1965.) Accuracy is a
+    the linear model, boosted trees (on later rows after the next one), ordinary training, then the best
+    estimate. (Methods that are not shown to be worse than the best estimate contain the best one with 95 %
+    confidence; Gupta, 1965.) Accuracy is a
     coarse measure: among the methods that are not distinguishable from the most accurate one, the Brier score
     decides. If predictions of `CONSTANT` are given and no method is shown to beat them in the average column
     or in the Brier score, the headline says so.
@@ -65,8 +66,8 @@ def judge(
     said = _facts(choice, over, at_random)
     if not predicts:
         always = _constant_name(choice.trained)
-        headline = f"Nothing here is shown to predict {target} {place}: no method is better than {always}."
-        said = [f"The best estimate is that of {name_of(choice.leader)}. No model is worth keeping."]
+        headline = f"No method is shown to predict {target} {place} better than {always}."
+        said = [f"The best estimate is that of {name_of(choice.leader)}."]
     return Verdict(
         headline,
         said,
@@ -85,8 +86,8 @@ def judge(
 class Choice:
     """Choose among methods by their estimates.
 
-    ``leader`` has the best estimate in ``measure``, ``level`` are the methods that are not distinguishable
-    from it (all others are worse, or nothing is known), and ``best`` is the method to recommend.
+    ``leader`` has the best estimate in ``measure``, ``level`` are the others that are not shown to be worse,
+    and ``best`` is the method to recommend.
     """
 
     def __init__(self, predictions: Predictions, select: str, asked: Sequence[str] = ()) -> None:
@@ -102,9 +103,10 @@ class Choice:
         if self.primary.name == "accuracy" and len(near) > 1:
             self.measure = self.columns["brier"].metric
             self.leader, results = self._leading(near)
-        self.level = [m for m in near if results.get(m) == "open"]
+        self.level = [m for m in near if results.get(m, "worse") != "worse"]
+        self.beaten = len(self.level) + 1 < len(methods)
         self.unknown = set(results.values()) == {"unknown"}
-        rank = {method: number for number, method in enumerate(SIMPLE)}
+        rank = {method: k for k, method in enumerate(SIMPLE_LATER if predictions.ordered else SIMPLE)}
         close = [method for method in self.level if self._is_close(method)]
         self.best = min([self.leader, *close], key=lambda method: rank.get(method, len(rank)))
         self.error = self.columns[self.primary.name].error(self.trained, self.best)
@@ -256,11 +258,16 @@ def _headline(choice: Choice, place: str) -> str:
     error = f"{choice.primary.label} {value}{interval}"
     if len(choice.trained.values) == 1:
         return f"Only {best} was run: {error} {place}."
+    estimate = "best estimate" if choice.best == choice.leader else "simplest of the best"
     if choice.unknown:
-        return f"Which method is best {place} is unknown; the best estimate: {best}, {error}."
-    if choice.best == choice.leader and len(choice.level) + 1 < len(choice.trained.values):
+        return f"Which method is best {place} is unknown; the {estimate}: {best}, {error}."
+    ordinary = choice.cell(choice.best, REFERENCE)
+    if ordinary is not None and ordinary.result == "worse":
+        return f"Ordinary training is better {place} than what was asked for; of that: {best}, {error}."
+    is_shown = choice.beaten if ordinary is None else ordinary.result == "better"
+    if is_shown and choice.best == choice.leader:
         return f"Use {best}: {error} {place}."
-    return f"No clear winner {place}; the simplest of the best: {best}, {error}."
+    return f"No clear winner {place}; the {estimate}: {best}, {error}."
 
 
 def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) -> list[str]:
@@ -273,7 +280,7 @@ def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) ->
     if REFERENCE not in (best, leader) or best == leader:
         said += _compared(choice, best, REFERENCE)
     if level := [name_of(method) for method in choice.level if method not in (best, leader)]:
-        said.append(f"Also not distinguishable from the best estimate in {measure.label}: {join(level)}.")
+        said.append(f"Also not shown to be worse than the best estimate in {measure.label}: {join(level)}.")
     if at_random == best:
         said.append(f"Random rows would have chosen {name_of(best)}, too.")
     elif at_random is not None:
