@@ -30,7 +30,7 @@ from common import Record, Study, rounded, shipped, table
 from elliptica.tables import compare, fit_model, predict_file
 
 #: Rows of a longer table that are used.
-MOST_ROWS = 4_000
+MOST_ROWS = 2_000
 SPLITS = 3
 #: Methods whose models are tested besides the one that is saved.
 OURS = ("linear", "trees", "erm", "mixup", "elliptic", "several")

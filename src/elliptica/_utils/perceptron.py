@@ -1,4 +1,4 @@
-"""Perceptrons, their optimiser, and one thread for their small products."""
+"""Perceptrons, their optimiser, an average of weights, and one thread for small products."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 Activation = Literal["leaky_relu", "relu", "tanh"]
+_RECENT = 8.0  # how much an average of weights prefers the last steps
 
 
 def mlp(
@@ -81,6 +83,24 @@ def make_adam(
     fused = all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in params)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     return kind(params, lr=lr, weight_decay=weight_decay, fused=fused or None)
+
+
+def average_share(step: int) -> float:
+    """Return the share of the weights after ``step`` steps, from 1, in their average.
+
+    The average of polynomial decay (Shamir and Zhang 2013): the first steps are forgotten, about a ninth of
+    all steps counts, and no length has to be known in advance.
+    """
+    return (_RECENT + 1) / (_RECENT + step)
+
+
+def average_weights(model: nn.Module) -> AveragedModel:
+    """Return a copy of a model for the average of its weights; call ``update_parameters`` after each step."""
+    share = average_share
+    average = AveragedModel(
+        model, avg_fn=lambda mean, new, n: mean + (new - mean) * share(int(n) + 1), use_buffers=True
+    )
+    return average.eval()
 
 
 @contextlib.contextmanager

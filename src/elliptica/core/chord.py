@@ -18,6 +18,8 @@ from torch import Tensor
 
 from elliptica._utils.perceptron import one_thread
 
+#: Above, mixing is likely to hurt; below, it is unlikely to.
+HURTS, HARMLESS = 0.7, 0.3
 #: A surrogate with a larger share of the variance as its error knows nothing of the curve.
 MOST_NOISE = 0.9
 #: With fewer rows, the ratio says little.

@@ -10,6 +10,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import column_or_1d
 
 from elliptica._utils import checks
+from elliptica.core.chord import HARMLESS, chord_ratio
 from elliptica.estimators.base import EllipticEstimator, check_table, location_and_scale
 from elliptica.estimators.stacked import Loss
 
@@ -66,11 +67,12 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         True
     """
 
+    method: str = "auto"
     bandwidth: float = 1.0
     bounded: bool = True
     target_transform: str | None = None
 
-    _methods: ClassVar = ("elliptic", "erm", "mixup", "c-mixup", "noise", "balanced", "groupdro")
+    _methods: ClassVar = ("auto", "elliptic", "erm", "mixup", "c-mixup", "noise", "balanced", "groupdro")
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""
@@ -97,6 +99,15 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         super()._check_parameters(groups)
         if self.target_transform is not None:
             checks.choice("target_transform", self.target_transform, ["log"])
+
+    def _choose_method(self, x: np.ndarray, y: np.ndarray) -> str:
+        if self.method != "auto":
+            return self.method
+        try:
+            self.chord_ratio_ = chord_ratio(x, y).ratio
+        except ValueError:  # few rows, or a constant
+            self.chord_ratio_ = np.nan
+        return "erm" if self.chord_ratio_ > HARMLESS else "elliptic"
 
     def _observe_targets(self, y: np.ndarray) -> None:
         self.y_min_, self.y_max_ = y.min(axis=0), y.max(axis=0)

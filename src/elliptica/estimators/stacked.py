@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elliptica._utils.perceptron import one_thread
+from elliptica._utils.perceptron import average_share, one_thread
 from elliptica._utils.random import stream
 from elliptica.baselines.groups import draw_shares
 from elliptica.core.bridge import unit_spread
@@ -58,7 +58,6 @@ MOST_PLACES = 128
 SMALL_STEP = 2**25
 _BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
 _SLOPE = 0.1  # of the leaky ReLU of `mlp`
-_RECENT = 8.0  # how much an average of weights prefers the last steps
 _EVALUATED = 1024  # rows that are validated at once
 
 
@@ -171,15 +170,6 @@ def train_stack(
         networks = [_Network(job, offsets[id(job.table)], sizes, batch_size) for job in jobs]
         _Stack(networks, table, sizes, loss, patience).train(callback)
     return [Trained(network.best, network.progress) for network in networks]
-
-
-def average_share(step: int) -> float:
-    """Return the share of the weights after ``step`` steps, from 1, in their average.
-
-    The average of polynomial decay (Shamir and Zhang 2013): the first steps are forgotten, about a ninth of
-    all steps counts, and no length has to be known in advance.
-    """
-    return (_RECENT + 1) / (_RECENT + step)
 
 
 def init_parameters(sizes: Sequence[int], seed: int) -> list[Tensor]:

@@ -151,7 +151,8 @@ def read_fitted(
     """
     saved = load_model(model)
     if isinstance(saved.model, Average):
-        raise TableError(f"{saved.name} is an average of several models. Diagnose one of its methods alone.")
+        one = "elliptica compare ... --methods METHOD, or fit_model(comparison, file, METHOD)"
+        raise TableError(f"{saved.name} is an average of several models. Diagnose one of them: {one}.")
     target = target or saved.notes.get("target")
     if target is None:
         raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")

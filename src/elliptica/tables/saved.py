@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 from sklearn.pipeline import Pipeline
 
+from elliptica._utils.extras import count
 from elliptica._utils.files import replacing
 from elliptica.estimators.files import load_with_notes
 from elliptica.tables.after import Intervals
@@ -137,8 +138,9 @@ class SavedModel:
         inputs, notices = read_inputs(columns, table), []
         new = {column.name: int(column.is_new(inputs[column.name]).sum()) for column in columns}
         if most := [name for name in sorted(new, key=lambda name: -new[name]) if new[name]]:
-            shown = ", ".join(f"{name!r} in {new[name]:,} rows" for name in most[:5])
-            notices.append(f"Values outside the range of training, or new categories: {shown}.")
+            shown = ", ".join(f"{name!r} in {new[name]:,}" for name in most[:5])
+            rows = count(len(table.frame), "row")
+            notices.append(f"Values outside the range of training, or new categories, of {rows}: {shown}.")
         unknown = [name for name in table.frame.columns if name not in used and name not in inputs.columns]
         if unknown:
             notices.append(f"Columns that the model does not use: {', '.join(map(repr, unknown))}.")
@@ -192,7 +194,7 @@ class SavedModel:
         }
         texts = [f"{m.label} {m.show(ours[m.name])}{before.get(m.name, '')}" for m in metrics]
         text = f"Scores of {known.sum():,} rows (in brackets: in the comparison): {', '.join(texts)}."
-        return f"{text} They say nothing about other rows if the model was trained on these."
+        return f"{text} If the model was trained on these rows, they say nothing about others."
 
     def goal(self, name: str) -> Target:
         """Return how the targets of a table are read; ``name`` is their column."""

@@ -60,8 +60,9 @@ class Killed(BaseException):
     [
         SETTINGS,
         TrainingSettings(epochs=6, batch_size=16, lr=1e-2, optimizer="sgd", momentum=0.9, milestones=(3,)),
+        TrainingSettings(epochs=6, batch_size=16, lr=1e-2, average=True),
     ],
-    ids=["adam", "sgd"],
+    ids=["adam", "sgd", "average"],
 )
 def test_a_killed_run_ends_as_if_it_had_not_been(settings, kill_after, tmp_path):
     whole_model, whole = train(settings)
@@ -281,3 +282,15 @@ def test_flips_and_crops_by_hand(generator):
     first, second = (flip_and_crop(colours, 2, torch.Generator().manual_seed(1)) for _ in range(2))
     assert first.shape == colours.shape
     assert torch.equal(first, second)
+
+
+def test_the_average_of_weights_is_validated_and_kept():
+    """By hand: each step moves the mean by (8 + 1) / (8 + step) of the way; training itself is unchanged."""
+    plain = {"epochs": 2, "batch_size": 60, "lr": 1e-2, "select": "last"}
+    weights = []
+    for epochs in (1, 2):
+        weights.append(train(TrainingSettings(**{**plain, "epochs": epochs}))[0][0][0].weight.detach())
+    model, result = train(TrainingSettings(**plain, average=True))
+    assert torch.allclose(model[0][0].weight, weights[0] + (weights[1] - weights[0]) * 9 / 10, atol=1e-7)
+    assert result.losses == train(TrainingSettings(**plain))[1].losses
+    assert result.scores[-1] == score(model, dataset().validation)

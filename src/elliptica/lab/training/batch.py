@@ -46,6 +46,7 @@ class TrainingSettings:
             equally likely.
         shuffle: Draw a new order of rows for every epoch. False keeps the order of the data, as the C-Mixup
             reference does on SkillCraft, Crime and RCF-MNIST.
+        average: Validate and keep an average of weights that prefers the last steps.
     """
 
     epochs: Count
@@ -65,6 +66,7 @@ class TrainingSettings:
     padding: Annotated[int, Field(ge=0)] = 2
     balance: Literal["none", "group", "class"] = "none"
     shuffle: bool = True
+    average: bool = False
 
     def __post_init__(self) -> None:
         if self.optimizer == "adam" and (self.momentum or self.nesterov):

@@ -16,8 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from elliptica._utils.files import replacing
+from elliptica._utils.perceptron import average_weights
 from elliptica._utils.random import stream, stream_seed
 from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.data.splits import Dataset, Split
@@ -59,6 +61,12 @@ class Trained:
     optimizer: torch.optim.Optimizer
     order: torch.Generator
     noise: torch.Generator
+    average: AveragedModel | None = None
+
+    @property
+    def shown(self) -> nn.Module:
+        """The model that is validated and kept."""
+        return self.model if self.average is None else self.average.module
 
     def save(self, file: Path, state: FitResult, best: Tensors) -> None:
         """Replace the checkpoint; ``best`` are the weights of the best epoch so far."""
@@ -66,6 +74,7 @@ class Trained:
         groups = {
             "model": model_tensors(self.model),
             "best": best,
+            "average": {} if self.average is None else model_tensors(self.average),
             "optimizer": _optimizer_tensors(self.optimizer),
             "objective": objective.state_tensors() if isinstance(objective, HasState) else {},
             "streams": {"order": self.order.get_state(), "noise": self.noise.get_state()},
@@ -93,6 +102,8 @@ class Trained:
         if content["settings"] != json.loads(json.dumps(asdict(self.settings))):
             raise ValueError(f"{file} was written with other settings. Delete it to start over.")
         self.model.load_state_dict(groups["model"])
+        if self.average is not None:
+            self.average.load_state_dict(groups["average"])
         _restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         objective: object = self.objective
         if isinstance(objective, HasState):
@@ -194,7 +205,8 @@ def fit(
     model.to(device)
     optimizer = settings.make_optimizer(model)
     order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
-    trained = Trained(settings, model, objective, optimizer, order, noise)
+    average = average_weights(model) if settings.average else None
+    trained = Trained(settings, model, objective, optimizer, order, noise, average)
     state, best = FitResult(), model_tensors(model)
     weights = settings.row_weights(data.train)
     with torch.random.fork_rng(devices=[]):
@@ -219,14 +231,14 @@ def fit(
             _epoch(state, trained, parts, device, budget)
             begin = time.perf_counter()
             model.eval()
-            value = score(model, data.validation)
+            value = score(trained.shown, data.validation)
             state.scores.append(value)
             is_early = getattr(objective, "is_warming_up", False)
             if is_early or settings.select == "last" or value >= state.score or state.epoch < 0:
                 state.score, state.epoch = -math.inf if is_early else value, state.epochs
-                best = model_tensors(model)
+                best = model_tensors(trained.shown)
             if observe is not None:
-                state.observed.append(observe(model))
+                state.observed.append(observe(trained.shown))
             state.epochs += 1
             state.seconds += time.perf_counter() - begin
             if checkpoint is not None:
@@ -269,6 +281,8 @@ def _epoch(
             for group in trained.optimizer.param_groups:
                 group["lr"] = settings.rate(place)
             total += _step(trained, batch, device).detach()
+            if trained.average is not None:
+                trained.average.update_parameters(model)
             steps += 1
     mean = float(total) / max(steps, 1)
     if not math.isfinite(mean):
