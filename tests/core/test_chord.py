@@ -1,6 +1,7 @@
 """The chord ratio against scikit-learn's kernel ridge regression, and on functions whose answer is known."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.kernel_ridge import KernelRidge
@@ -78,6 +79,21 @@ def test_a_sample_says_so_and_units_do_not_matter():
     assert scaled.ratio == pytest.approx(part.ratio, rel=1e-6)
 
 
+def test_copies_count_once():
+    x, y = table(60, 1.0)
+    once, twice = chord_ratio(x, y), chord_ratio(np.r_[x, x], np.r_[y, y])
+    assert (twice.n_rows, twice.n_all) == (60, 120)
+    assert twice.ratio == once.ratio
+
+
+def test_frames_may_hold_flags_but_no_text():
+    x, y = table()
+    frame = pd.DataFrame(x, columns=["a", "b"]).assign(flag=x[:, 0] > 0)
+    assert chord_ratio(frame, pd.Series(y)).ratio > 0
+    with pytest.raises(TypeError, match="x"):
+        chord_ratio(frame.assign(town="A"), y)
+
+
 @pytest.mark.parametrize(
     ("x", "y"),
     [
@@ -87,6 +103,7 @@ def test_a_sample_says_so_and_units_do_not_matter():
         (np.ones((30, 2)), np.arange(30) % 3),
         (np.full((30, 2), np.nan), np.arange(30.0)),
         (np.ones((30, 2)), np.arange(29.0)),
+        (np.arange(60.0).reshape(30, 2) // 20, np.arange(30.0) // 10),
     ],
 )
 def test_bad_input(x, y):

@@ -99,6 +99,11 @@ def chord_ratio(
     if n_all > limit:
         rows = torch.randperm(n_all, generator=generator)[:limit]
         inputs, targets = inputs[rows], targets[rows]
+    both = torch.cat([inputs.flatten(1), targets], 1)
+    once = torch.from_numpy(np.sort(np.unique(both, axis=0, return_index=True)[1]))
+    inputs, targets = inputs[once], targets[once]  # a copy in another fold would look like knowledge
+    if len(once) < least:
+        raise ValueError(f"x and y have {len(once)} distinct rows, but {least} are needed.")
     if not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
         raise ValueError("x or y is constant, so there is nothing to predict.")
     if model is None:
@@ -106,19 +111,29 @@ def chord_ratio(
             chords, errors, bend = _kernel_chords(_scaled(inputs.flatten(1)), _scaled(targets), generator)
     else:
         chords, errors, bend = *_model_chords(model, inputs, targets), float("nan")
-    once = torch.ones(1, len(inputs), dtype=torch.float64)
+    one = torch.ones(1, len(inputs), dtype=torch.float64)
     drawn = torch.randint(len(inputs), (_RESAMPLES, len(inputs)), generator=generator)
-    often = once.new_zeros(drawn.shape).scatter_add_(1, drawn, once.expand(drawn.shape))
+    often = one.new_zeros(drawn.shape).scatter_add_(1, drawn, one.expand(drawn.shape))
     resampled = (often * errors[torch.arange(_RESAMPLES) % len(errors)]).mean(1)
-    low, high = (_pair_mean(chords, often) / resampled).quantile(once.new_tensor([0.025, 0.975])).tolist()
-    ratio, spread = float(_pair_mean(chords, once) / errors.mean()), targets.var(0).sum()
+    low, high = (_pair_mean(chords, often) / resampled).quantile(one.new_tensor([0.025, 0.975])).tolist()
+    ratio, spread = float(_pair_mean(chords, one) / errors.mean()), targets.var(0).sum()
     noise = float(errors.mean() / (targets.shape[1] if model is None else spread))
     return ChordRatio(ratio, low, high, bend, noise, len(inputs), n_all)
 
 
 def _numbers(name: str, values: Any) -> Tensor:
     """Convert to numbers; classes and gaps raise."""
-    array = (values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))).detach().cpu()
+    array = values if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind in "OUS":
+            try:
+                array = array.astype(np.float64)
+            except ValueError:
+                raise TypeError(
+                    f"{name} holds text. Encode it first, e.g. by elliptica.estimators.TablePreprocessor."
+                ) from None
+        array = torch.from_numpy(array.copy())
+    array = array.detach().cpu()
     if name == "y" and not array.is_floating_point() and len(array.unique()) < 20:
         raise ValueError(
             "y looks like classes, for which the ratio does not work; pass real targets as floats."

@@ -37,7 +37,8 @@ class Elliptic(nn.Module):
 
     A drop-in objective: replace ``loss = criterion(model(x), y)`` by ``loss = objective(x, y)``. The loss is
     the mean over random points on Brownian bridges between pairs of data points, with targets that change
-    from one end to the other. Whether it helps depends on the data: see docs/reproduction.md.
+    from one end to the other. Whether it helps depends on the data: see docs/reproduction.md, and for real
+    targets look at `elliptica.chord_ratio` first.
 
     In ``eval()`` mode it returns the ordinary loss. The module owns the model, so wrap the objective and not
     the model: ``DistributedDataParallel(objective)``, ``torch.compile(objective)``. Save ``objective.model``.

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
@@ -124,6 +125,9 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise FloatingPointError(words)
         if lost:
             warnings.warn(f"{words} They are left out.", stacklevel=2)
+        if self.early_stopping and self.ended_ == "length":
+            words = f"The validation loss was still improving after max_iter={self.max_iter} epochs."
+            warnings.warn(f"{words} Raise max_iter.", ConvergenceWarning, stacklevel=2)
         return self
 
     def _table(self, x: np.ndarray, y: np.ndarray, groups: np.ndarray | None) -> Table:
