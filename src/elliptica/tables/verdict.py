@@ -374,7 +374,8 @@ def cross_validation_spread(
     rows drop out of it, because other models test the same rows in another repeat.
 
     Degrees of freedom are those of Satterthwaite; for rows they take account of the fourth moments, so that
-    few clusters or a few large errors count as little. A single cluster has infinite variance.
+    few clusters or a few large errors count as little. A single cluster has infinite variance. Blocks that
+    agree by chance do not make the variance less than that of independent rows.
 
     Args:
         influence: Contribution of each row to each estimate, ``(repeats, estimates, rows)``; an estimate is
@@ -393,6 +394,8 @@ def cross_validation_spread(
     n_clusters = by_cluster.shape[1]
     small = n_clusters / max(n_clusters - 1, 1)
     squares = (by_cluster**2).sum(1)
+    if not ordered:
+        squares = np.maximum(squares, (mean[:, tested] ** 2).sum(1))
     n_folds = max(len(np.unique(row[row >= 0])) for row in fold)
     rows = small * squares * ((shared or n_folds / (n_folds - 1)) if n_folds > 1 else 1)
     fourth = (by_cluster**4).sum(1) - squares**2 / n_clusters
