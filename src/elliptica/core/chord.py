@@ -7,6 +7,7 @@ objective that Lemma 1 bounds. The chord ratio compares it with the noise that i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from elliptica._utils.perceptron import one_thread
 
-#: Above, mixing is likely to hurt; below, it is unlikely to.
-HURTS, HARMLESS = 0.7, 0.3
+#: In how many cases with a ratio up to the first number mixup, and elliptic training, were more than 2 %
+#: worse than ordinary training, all tuned alike with 1,000 rows or more, and of how many (results/half_way).
+_HARMED = {0.3: (5, 5, 27), 0.7: (4, 4, 6), math.inf: (9, 12, 14)}
 #: A surrogate with a larger share of the variance as its error knows nothing of the curve.
 MOST_NOISE = 0.9
 #: With fewer rows, the ratio says little.
@@ -48,12 +50,13 @@ class ChordRatio:
 
     def __str__(self) -> str:
         """State the ratio, and what limits it."""
-        text = (
-            f"Chord ratio {self.ratio:.2g} ({self.low:.2g} to {self.high:.2g}): squared error of the target "
-        )
-        text += "half-way between two rows, relative to the noise."
+        error = f"{self.ratio:.2g} times ({self.low:.2g} to {self.high:.2g}) the noise"
+        text = f"Half-way between two rows, the squared error of the target is {error} (chord ratio)."
         if not self.is_known:
-            text += " Its surrogate predicts hardly anything, so that says nothing."
+            text += " What it was measured with predicts hardly anything, so that says nothing."
+        else:
+            mixup, elliptic, n = next(counts for end, counts in _HARMED.items() if self.ratio <= end)
+            text += f" In {n} cases like that, mixup hurt {mixup} times, elliptic training {elliptic} times."
         if self.n_rows < FEW_ROWS:
             text += f" With {self.n_rows} rows, that says little."
         if self.n_rows < self.n_all:
@@ -74,7 +77,7 @@ def chord_ratio(
     The ratio is ``E[(g((a + b) / 2) - (g(a) + g(b)) / 2)^2]`` over pairs of rows, divided by the mean squared
     error of ``g``. By default ``g`` is a kernel ridge regression on standardised inputs, tuned by
     cross-validation, which also measures its error. Above 1, bridges and mixup train on targets that are
-    wrong by more than the noise; what that does to a trained network was not studied here. Not for classes.
+    wrong by more than the noise. What followed on 30 tables is in docs: settings. Not for classes.
 
     Args:
         x: Inputs ``(rows, ...)``: array, frame of numbers, or tensor.

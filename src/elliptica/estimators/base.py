@@ -147,7 +147,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _stacked_method(self) -> tuple[str, dict[str, float]] | None:
         """Return name and settings of the method for `train_stack`, or None if it needs the general loop."""
-        method, settings, sigma = self.method_, dict[str, float](), self.sigma
+        method, settings, sigma = self.method, dict[str, float](), self.sigma
         is_ours = self.module is None and torch.device(self.device).type == "cpu"
         if not is_ours or (method in ("noise", "elliptic") and not isinstance(sigma, float | int)):
             return None
@@ -176,15 +176,15 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if isinstance(sigma, str) and sigma == "auto":
             sigma = auto_sigma(x) if len(x) > 1 else 0.0
         alpha: dict[str, Any] = {} if self.alpha is None else {"alpha": self.alpha}
-        if self.method_ == "erm":
+        if self.method == "erm":
             return ERM(network, loss, **kind)
-        if self.method_ == "mixup":
+        if self.method == "mixup":
             return Mixup(network, loss, **alpha, **kind)
-        if self.method_ == "c-mixup":
+        if self.method == "c-mixup":
             return CMixup(network, loss, **{"alpha": 2.0, **alpha}, bandwidth=self.bandwidth)
-        if self.method_ == "smoothing":
+        if self.method == "smoothing":
             return LabelSmoothing(network, loss, smoothing=self.smoothing, **kind)
-        if self.method_ == "noise":
+        if self.method == "noise":
             return InputNoise(network, loss, sigma=sigma, **kind)
         names = ("sigma_y", "sampling", "n_times", "n_bridges", "pairing", "weighting")
         passed: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -251,7 +251,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 checks.nonnegative(name, value)
         for name, least in {"max_iter": 1, "batch_size": 1, "n_networks": 1, "n_times": 2, "bins": 0}.items():
             checks.count(name, getattr(self, name), least)
-        self.method_ = self.method
         if self.method in GROUP_METHODS and (groups is None or self._stacked_method() is None):
             raise ValueError(f'method="{self.method}" needs groups in fit, and the default network.')
 
@@ -272,10 +271,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _loss_kind(self) -> Loss:
         """Return ``"classes"``, ``"labels"`` (several at once) or ``"real"``."""
         raise NotImplementedError
-
-    def _choose_method(self, x: np.ndarray, y: np.ndarray) -> str:
-        """Return the method to train by, from scaled rows and targets."""
-        return self.method
 
     def _combined_weight(self, weight: np.ndarray | None, codes: np.ndarray) -> np.ndarray | None:
         """Multiply sample weights by class weights."""
@@ -407,7 +402,6 @@ class _Prepared:
         scales = once(("scales", *place), lambda: location_and_scale(x[rows], model.standardize))
         model.x_mean_, model.x_scale_ = scales
         scaled, learnt = once(("inputs", *place), lambda: model._scale(x)), model._learn(self.y)
-        model.method_ = model._choose_method(scaled[rows], learnt[rows])
         same = ("table", *place, id(fit.groups), hash(learnt.tobytes()))
         self.table: Table = once(same, lambda: model._table(scaled, learnt, groups))
         model.knots_, encoding = None, None
