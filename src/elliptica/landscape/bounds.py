@@ -38,31 +38,18 @@ _ORDER_NOTES = (
 
 @dataclass(frozen=True)
 class ShiftBound(Result):
-    """Result of `shift_bound`, one entry per row.
+    """Result of `shift_bound`, one entry per row."""
 
-    Attributes:
-        error: ``|f(x) - y|`` before the shift.
-        shift: ``|T x - x|``.
-        loss: Loss at the shifted input, with the original target.
-        loss_bound: Upper bound of ``loss``: ``(error + C shift)^2``.
-        exit_time: Expected exit time from the ball.
-        bound: Upper bound of ``u(T x, y)``.
-        value: Monte-Carlo estimate of ``u(T x, y)``.
-        stderr: Its standard error.
-        lipschitz: Constant ``C`` of the network.
-        notes: Remarks and cautions.
-    """
-
-    error: Float[Tensor, " rows"]
-    shift: Float[Tensor, " rows"]
-    loss: Float[Tensor, " rows"]
-    loss_bound: Float[Tensor, " rows"]
-    exit_time: Float[Tensor, " rows"]
-    bound: Float[Tensor, " rows"]
-    value: Float[Tensor, " rows"]
-    stderr: Float[Tensor, " rows"]
-    lipschitz: float
-    notes: tuple[str, ...]
+    error: Float[Tensor, " rows"]  # ``|f(x) - y|`` before the shift
+    shift: Float[Tensor, " rows"]  # ``|T x - x|``
+    loss: Float[Tensor, " rows"]  # loss at the shifted input, with the original target
+    loss_bound: Float[Tensor, " rows"]  # upper bound of ``loss``: ``(error + C shift)^2``
+    exit_time: Float[Tensor, " rows"]  # expected exit time from the ball
+    bound: Float[Tensor, " rows"]  # upper bound of ``u(T x, y)``
+    value: Float[Tensor, " rows"]  # Monte-Carlo estimate of ``u(T x, y)``
+    stderr: Float[Tensor, " rows"]  # its standard error
+    lipschitz: float  # constant ``C`` of the network
+    notes: tuple[str, ...]  # remarks and cautions
 
     @property
     def loss_violations(self) -> int:
@@ -206,25 +193,15 @@ class Side:
 
 @dataclass(frozen=True)
 class OrderingReport(Result):
-    """Result of `ordering_report`.
+    """Result of `ordering_report`."""
 
-    Attributes:
-        least: ``m``, least value of ``A l = (sigma^2 / 2) Lap l`` over the probes.
-        largest: ``M``, the largest.
-        radius: Scale at which they were taken.
-        n_probes: Number of probes.
-        rare: Means over the rare points.
-        common: Means over the common points.
-        notes: Remarks and cautions.
-    """
-
-    least: float
-    largest: float
-    radius: float
+    least: float  # ``m``, least value of ``A l = (sigma^2 / 2) Lap l`` over the probes
+    largest: float  # ``M``, the largest
+    radius: float  # scale at which they were taken
     n_probes: int
-    rare: Side
-    common: Side
-    notes: tuple[str, ...] = _ORDER_NOTES
+    rare: Side  # means over the rare points
+    common: Side  # means over the common points
+    notes: tuple[str, ...] = _ORDER_NOTES  # remarks and cautions
 
     @property
     def sufficient(self) -> bool:

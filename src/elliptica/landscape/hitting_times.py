@@ -35,20 +35,14 @@ _ROUNDS = 1000
 
 @dataclass(frozen=True)
 class WalkEnds:
-    """Ends of walks, one row each.
+    """Ends of walks, one row each."""
 
-    Attributes:
-        x: Inputs at the ends.
-        y: Targets at the ends, in their space.
-        datum: Row of the training data whose ball was hit, -1 for the outer boundary, -2 for a walk that ran
-            out of steps (its last position, which the objective skips).
-        steps: Number of spheres of each walk.
-    """
-
-    x: Float[Tensor, " walks *feature"]
-    y: Float[Tensor, " walks *target"]
+    x: Float[Tensor, " walks *feature"]  # inputs at the ends
+    y: Float[Tensor, " walks *target"]  # targets at the ends, in their space
+    #: Row of the training data whose ball was hit, -1 for the outer boundary, -2 for a walk that ran out of
+    #: steps (its last position, which the objective skips).
     datum: Int[Tensor, " walks"]
-    steps: Int[Tensor, " walks"]
+    steps: Int[Tensor, " walks"]  # number of spheres of each walk
 
     def __len__(self) -> int:
         return len(self.datum)
