@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from elliptica._utils import random
 from elliptica._utils.statistics import Result
-from elliptica.core.layers import evaluation_mode
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Domain
 from elliptica.landscape.expected_loss import exit_times, loss_map
@@ -91,7 +90,6 @@ def shift_bound(
         transform: ``(matrix, offset)`` of the shift on flattened inputs; None omits a part.
         domain: `Ball`, or `DataDomain` in one, on inputs and targets (``joint``) or on inputs.
         lipschitz: Constant of the network, for which both bounds are proved. None: `certified_lipschitz`.
-            With `estimated_lipschitz`, a lower bound, neither is a guarantee.
         joint: Whether targets diffuse with the inputs, as in the paper.
         n_walks: Walks per row for the estimate.
         diffusion: ``sigma^2``; enters exit times only.
@@ -162,20 +160,6 @@ def _layer_constant(layer: Any) -> float:
         scale = (layer.running_var.double() + layer.eps).rsqrt()
         return float((scale if layer.weight is None else scale * layer.weight.detach().double().abs()).max())
     raise TypeError(f"The Lipschitz constant of {kind.__name__} is not known: pass lipschitz= a number.")
-
-
-def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> float:
-    """Return the largest spectral norm of the Jacobian at given inputs: a lower bound of the constant."""
-    norms = []
-    with evaluation_mode(model), torch.enable_grad():
-        for part in x.detach().split(chunk_size):
-            points = part.clone().requires_grad_(True)
-            slopes = [
-                torch.autograd.grad(column.sum(), points, retain_graph=True)[0].flatten(1)
-                for column in model(points).reshape(len(part), -1).unbind(1)
-            ]
-            norms.append(torch.linalg.matrix_norm(torch.stack(slopes, 1), ord=2))
-    return float(torch.cat(norms).amax())
 
 
 @dataclass(frozen=True)
