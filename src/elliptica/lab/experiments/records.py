@@ -150,11 +150,6 @@ def is_recorded(out: Path, run: Run, *, with_epochs: bool = False) -> bool:
     return record is not None and (not with_epochs or bool(record.right))
 
 
-def model_file(out: Path, run: Run) -> Path:
-    """Where the selected weights of a run are, if they are kept."""
-    return out / "models" / f"{run_hash(run)}.safetensors"
-
-
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Wait for the lock of a file; a process that dies gives it free.
