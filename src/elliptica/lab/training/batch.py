@@ -31,15 +31,12 @@ class TrainingSettings:
     lr: Positive  # learning rate
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: NonNegative = 0.0  # momentum of SGD
-    nesterov: bool = False  # whether SGD uses Nesterov momentum
     weight_decay: NonNegative = 0.0  # weight decay of either, as in torch's optimisers
     milestones: tuple[Count, ...] = ()  # epochs before which the rate is multiplied by ``gamma``
     gamma: Positive = 0.1  # factor at each milestone
     drop_last: bool = False  # skip an incomplete last batch (as the C-Mixup reference does)
     #: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
     select: Literal["validation", "last"] = "validation"
-    #: Stop after so many epochs without a better validation metric; None never does.
-    patience: Count | None = None
     #: ``"bfloat16"`` runs the forward pass under autocast.
     precision: Literal["float32", "bfloat16"] = "float32"
     #: ``"flip_crop"`` mirrors images at random and shifts them by up to ``padding`` pixels.
@@ -54,8 +51,8 @@ class TrainingSettings:
     average: bool = False  # validate and keep an average of weights that prefers the last steps
 
     def __post_init__(self) -> None:
-        if self.optimizer == "adam" and (self.momentum or self.nesterov):
-            raise ValueError('momentum and nesterov need optimizer="sgd".')
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError('momentum needs optimizer="sgd".')
         if not self.shuffle and self.balance != "none":
             raise ValueError("balance draws rows at random: it needs shuffle = true.")
 
@@ -64,13 +61,7 @@ class TrainingSettings:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if self.optimizer == "adam":
             return make_adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(
-            parameters,
-            lr=self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-        )
+        return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
 
     def row_weights(self, train: Split) -> Tensor | None:
         """Weight of each training row in a balanced draw; None without balance."""
