@@ -153,12 +153,8 @@ class Envelope:
     A stored neighbour has its true weight, so it is always accepted. All other members of a cell have the
     weight of the least distance that any of them can have, by the triangle inequality or by a search.
 
-    Args:
-        arrays: The index.
-        facts: What is known about it; its power is finite.
-        positions: Positions of the rows.
-        proved: Trust the reach only in cells that were searched. Else in all, which is wrong for the few
-            points that the search missed.
+    ``proved`` trusts the reach only in cells that were searched, otherwise in all, which is wrong for the few
+    points that the search missed. The power is finite.
     """
 
     def __init__(self, arrays: Arrays, facts: Facts, positions: Array, proved: bool) -> None:

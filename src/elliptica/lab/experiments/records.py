@@ -94,11 +94,7 @@ def run_hash(run: Run, draws: int = DRAWS) -> str:
 
 
 class Records:
-    """The records in one file.
-
-    Args:
-        path: The file; it need not exist.
-    """
+    """The records in one file, which need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
