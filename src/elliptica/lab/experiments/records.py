@@ -7,7 +7,6 @@ import functools
 import gzip
 import hashlib
 import json
-import platform
 import subprocess
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elliptica import __version__
 from elliptica._utils.files import replacing
 from elliptica.lab.experiments.specification import Run
+from elliptica.report.page import present_versions
 
 try:
     import fcntl
@@ -183,11 +182,7 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 @functools.cache
 def versions() -> dict[str, str]:
     """What the numbers depend on; "+" marks a commit with local changes."""
-    import numpy as np
-    import torch
-
-    names = {"elliptica": __version__, "python": platform.python_version()}
-    names |= {"torch": torch.__version__, "numpy": np.__version__}
+    names = present_versions()
     root = Path(__file__).resolve().parents[4]
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
