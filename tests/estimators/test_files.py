@@ -202,8 +202,6 @@ CHANGES = {
     "statistics of another size": set_to("x_mean_", np.zeros(2)),
     "no spread": set_to("x_scale_", np.zeros(3)),
     "bounds are NaN": set_to("y_max_", np.array([np.nan])),
-    "bounds are crossed": set_to("y_max_", np.array([-1e6])),
-    "a scale is negative": set_to("y_scale_", np.array([-1.0])),
     "statistics are text": set_to("x_mean_", "zero"),
     "other widths": set_to("hidden", (9,)),
     "other number of columns": set_to("n_features_in_", 4),

@@ -42,7 +42,7 @@ FOUR = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [6.0, 0.0]])
 DISK, AT = Ball(torch.zeros(2), 1.0), torch.tensor([[0.5, 0.3], [-0.2, 0.1]])
 CUBE = Box(-torch.ones(3), torch.ones(3))
 MOONS, LABELS = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
-ONES, ZEROS, ORIGIN = torch.ones(12), torch.zeros(3), torch.zeros(2, 2).double()
+ZEROS, ORIGIN = torch.zeros(3), torch.zeros(2, 2).double()
 
 
 def solve(**changes):
@@ -178,11 +178,6 @@ VALUE_ERRORS = {
     ],
     # hitting times
     "y": [lambda: hitting(y=LABELS + 1)],
-    "sample_weight": [
-        *(lambda w=w: hitting(sample_weight=w) for w in (ONES[:11], ONES.clone().requires_grad_())),
-        lambda: hitting()(sample_weight=ONES),
-        lambda: hitting()(MOONS, LABELS, sample_weight=ONES[:, None]),
-    ],
     "x requires": [
         lambda: hitting(x=MOONS.clone().requires_grad_()),
         lambda: hitting()(MOONS.clone().requires_grad_(), LABELS),

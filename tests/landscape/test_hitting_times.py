@@ -215,7 +215,7 @@ def test_many_dimensions_leave_the_outer_boundary(generator):
     assert not bool((ends.x.norm(dim=1) > float(ball.centre.norm()) + ball.radius).any())
 
 
-# Gradient, averages, weights.
+# Gradient and averages.
 
 
 def test_gradient_is_that_of_the_loss_at_the_ends(generator):
@@ -249,18 +249,6 @@ def test_unfinished_walks_are_skipped_and_reported(generator):
     torch.testing.assert_close(objective.loss_on(ends), kept.mean())
 
 
-def test_weights_of_data_and_of_starts(generator):
-    weight = 1 + torch.rand(20, generator=generator).double()
-    objective = harmonic(generator, outer="ball", sample_weight=weight)
-    start = draw_uniform_points(objective.domain.domain, objective.points, 50, generator)
-    rows = torch.rand(50, generator=generator).double()
-    ends = objective.sample(start[:, :1], start[:, 1:], sample_weight=rows, generator=generator)
-    assert 0 < ends.shares["outer"] < 1
-    own = torch.where(ends.datum >= 0, weight[ends.datum.clamp_min(0)], weight.mean())
-    torch.testing.assert_close(ends.weight, own * rows)
-    torch.testing.assert_close(objective.loss_on(ends), (own * rows * product(ends.x, ends.y)).mean())
-
-
 def test_class_weights_are_averaged_as_torch_does(generator):
     """From the data, where walks end at once, and in eval mode: torch's own number, whatever is drawn."""
     x, y = moons_like(generator, n=41, n_classes=3)
@@ -282,9 +270,6 @@ def test_eval_mode_is_the_ordinary_loss(generator):
     model, loss_fn = nn.Linear(2, 2), nn.CrossEntropyLoss()
     objective = HittingTimes(model, loss_fn, x, y, num_classes=2).eval()
     torch.testing.assert_close(objective(x[:7] + 1, y[:7]), loss_fn(model(x[:7] + 1), y[:7]))
-    weight = torch.rand(7, generator=generator)
-    rows = F.cross_entropy(model(x[:7]), y[:7], reduction="none")
-    torch.testing.assert_close(objective(x[:7], y[:7], sample_weight=weight), (weight * rows).mean())
 
 
 @pytest.mark.slow
@@ -295,23 +280,3 @@ def test_a_compiled_objective_is_the_same(generator):
     expected = objective(generator=generator).item()
     compiled = torch.compile(objective, backend="eager")
     assert compiled(generator=generator.set_state(seed)).item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("n_walks", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("own", [False, True])
-def test_weights_of_starts_can_be_learned(n_walks, dtype, own, generator):
-    x, y = torch.randn(12, 2, generator=generator), torch.randn(12, 1, generator=generator)
-    known = torch.rand(12, generator=generator) if own else None
-    objective = HittingTimes(nn.Linear(2, 1), nn.MSELoss(), x, y, n_walks=n_walks, sample_weight=known)
-    weight = torch.rand(12, dtype=dtype, generator=generator).requires_grad_()
-    starts = (x + x.flip(0)) / 2, (y + y.flip(0)) / 2
-    loss = objective(*starts, sample_weight=weight, generator=torch.Generator().manual_seed(0))
-    (slope,) = torch.autograd.grad(loss, weight)
-    step = torch.zeros_like(weight)
-    step[3] = 0.1
-    moved = objective(
-        *starts, sample_weight=(weight + step).detach(), generator=torch.Generator().manual_seed(0)
-    )
-    assert float((moved - loss).detach() / 0.1) == pytest.approx(float(slope[3]), rel=1e-2, abs=1e-5)
-    assert float(slope.abs().max()) > 0

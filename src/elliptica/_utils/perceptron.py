@@ -33,13 +33,7 @@ def mlp(
       batch_norm=True, flatten=True)``, where the paper does not state the activation;
     - two moons (paper: Figs. 1 and 3): ``mlp(2, 2, hidden=(4,), ...)``.
 
-    Args:
-        n_features: Values per row, after flattening if ``flatten`` is set.
-        n_outputs: Targets of a regression or classes of a classification.
-        hidden: Units of each hidden layer; empty gives a linear model.
-        activation: Non-linearity after each hidden layer.
-        batch_norm: Put a BatchNorm between each hidden Linear and its activation.
-        flatten: Accept ``(batch, *feature)``, e.g. images, and flatten each row first.
+    Without ``hidden`` layers the model is linear; ``flatten`` accepts images, ``(batch, *feature)``.
     """
     require_positive(n_features=n_features, n_outputs=n_outputs)
     require_positive(**{f"hidden[{i}]": width for i, width in enumerate(hidden)})

@@ -203,7 +203,6 @@ class UMIX(Mixup):
     Args:
         alpha: Parameter of mixup's Beta(alpha, alpha); the authors use 0.5, and 1.5 (with CutMix) for CelebA.
         probability: Probability of mixing a batch. The authors use 0.5, and 1 for Camelyon17.
-        at: Name of a layer in whose output to mix, see `Mixup`.
     """
 
     def __init__(
@@ -214,9 +213,8 @@ class UMIX(Mixup):
         alpha: float = 0.5,
         probability: float = 0.5,
         num_classes: int | None = None,
-        at: str | None = None,
     ) -> None:
-        super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes, at=at)
+        super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes)
         self.probability = between("probability", probability, 0, 1)
 
     def _training_loss(self, batch: Batch) -> Tensor:

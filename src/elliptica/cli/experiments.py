@@ -174,7 +174,6 @@ def run(
     data_dir: DataDir = None,
     device: Device = "cpu",
     tensorboard: Board = None,
-    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the selected weights.")] = False,
     every_epoch: Annotated[
         bool,
         typer.Option(
@@ -202,7 +201,6 @@ def run(
         jobs=jobs,
         ray=ray,
         tensorboard=tensorboard,
-        keep_models=keep_models,
         every_epoch=every_epoch,
         plugins=load_own(plugin),
     )

@@ -47,40 +47,27 @@ class Paths:
     """Points on bridges, one row each: all rows at the first time, then at the next one.
 
     ``x``, ``y``, ``s``, ``free_y`` and ``weight`` show them with the axes batch, bridge, time.
-
-    Attributes:
-        template: The inputs of the batch, whose structure (a tensor, a tuple, a dict) ``x`` has.
-        points: Each input of the model at the points, by name; features if bridges are in a layer ``at``.
-        targets: Targets at the points, in the target space.
-        times: Relative time in [0, 1] of each point.
-        n_bridges: Bridges of each row of the batch.
-        deviation: Standard deviation of a bridge of unit length, for each bridged input.
-        free_targets: Targets before projection (a drift on targets acts on these).
-        deviation_y: Standard deviation of the targets.
-        weights: Sample weight of each point, or None.
-        n_times: Points of each bridge.
-        time_weights: Quadrature weight of each time, ``(time, 1)`` with mean one; None if equal.
-        labels: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None if the targets
-            are soft. A class-weighted mean is divided by their weights.
-        inputs: Inputs of the nearer end, if the points are features of a hidden layer and the model needs
-            them.
-        hidden: Whether the points are features of a hidden layer.
     """
 
-    template: Inputs
+    template: Inputs  # the inputs of the batch, whose structure (a tensor, a tuple, a dict) ``x`` has
+    #: Each input of the model at the points, by name; features if bridges are in a layer ``at``.
     points: dict[Any, Tensor]
-    targets: Tensor
-    times: Tensor
-    n_bridges: int
-    deviation: dict[Any, Deviation]
-    free_targets: Tensor
-    deviation_y: Deviation = 0.0
-    weights: Tensor | None = None
-    n_times: int = 1
+    targets: Tensor  # targets at the points, in the target space
+    times: Tensor  # relative time in [0, 1] of each point
+    n_bridges: int  # bridges of each row of the batch
+    deviation: dict[Any, Deviation]  # standard deviation of a bridge of unit length, for each bridged input
+    free_targets: Tensor  # targets before projection (a drift on targets acts on these)
+    deviation_y: Deviation = 0.0  # standard deviation of the targets
+    weights: Tensor | None = None  # sample weight of each point, or None
+    n_times: int = 1  # points of each bridge
+    #: Quadrature weight of each time, ``(time, 1)`` with mean one; None if equal.
     time_weights: Tensor | None = None
+    #: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None if the targets are
+    #: soft. A class-weighted mean is divided by their weights.
     labels: Tensor | None = None
+    #: Inputs of the nearer end, if the points are features of a hidden layer and the model needs them.
     inputs: Inputs | None = None
-    hidden: bool = False
+    hidden: bool = False  # whether the points are features of a hidden layer
 
     @property
     def x(self) -> Inputs:

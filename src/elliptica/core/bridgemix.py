@@ -93,11 +93,7 @@ class SeededCollate:
     """A ``collate_fn`` that mixes, with noise that depends only on the seed, the epoch and the batch.
 
     The random stream of a loader worker depends on the number of workers; this one on the batch's content.
-
-    Args:
-        mix: The transform.
-        seed: Seed of the run.
-        collate: Function from a list of samples to ``(x, y)``.
+    ``collate`` is a function from a list of samples to ``(x, y)``.
     """
 
     def __init__(

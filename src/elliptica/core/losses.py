@@ -33,9 +33,6 @@ class PerSampleLoss(nn.Module):
 
     A module with a ``reduction`` is used through a copy, and a function with a ``reduction`` argument through
     a partial. The original is never changed. Any other callable must keep the batch axis.
-
-    Args:
-        loss_fn: Called as ``loss_fn(output, target)``.
     """
 
     def __init__(self, loss_fn: LossFn) -> None:
@@ -144,14 +141,8 @@ def evaluate(
 ) -> tuple[Tensor, list[Slope]]:
     """Return the losses of all points in one forward pass, one for each row, and their slopes there.
 
-    Args:
-        model: Called once, on the flattened points.
-        loss: Loss with one value per row.
-        paths: The points.
-        split: Where the model is cut, if they are features of a hidden layer.
-        slopes_of: What to differentiate the losses by.
-        second_order: Whether the slopes are differentiated again.
-        untracked: Whether batch norm must not record its statistics.
+    ``split`` says where the model is cut, if points are features of a hidden layer. With ``second_order``
+    slopes can be differentiated again; ``untracked`` keeps batch norm from recording its statistics.
     """
     if paths.hidden != (split is not None):
         raise ValueError(

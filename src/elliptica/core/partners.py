@@ -318,10 +318,7 @@ def target_distances(y: Float[Tensor, " n *target"], to: Float[Tensor, " m *targ
 def kernel_weights(distances: Float[Tensor, "n m"], bandwidth: float) -> Float[Tensor, "n m"]:
     """Weight partners by ``exp(-distance**2 / (2 bandwidth**2))``, relative to the nearest (C-Mixup's law).
 
-    Args:
-        distances: Distances between targets, infinite where a partner is not eligible. A row without any
-            partner gets weights of zero.
-        bandwidth: Standard deviation of the kernel, in units of the targets.
+    Distances are infinite where a partner is not eligible; a row without any gets weights of zero.
     """
     squares = (distances / bandwidth).square_()  # subtracting the nearest keeps exp from underflowing
     nearest = squares.amin(1, keepdim=True).clamp_max_(torch.finfo(squares.dtype).max)

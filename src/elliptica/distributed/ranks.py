@@ -21,17 +21,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that work together, from the view of one of them.
+    """The processes that work together, from the view of one of them."""
 
-    Attributes:
-        rank: Number of this process, from 0.
-        size: Number of processes.
-        group: The process group; None is the default one.
-    """
-
-    rank: int = 0
-    size: int = 1
-    group: Any = None
+    rank: int = 0  # number of this process, from 0
+    size: int = 1  # number of processes
+    group: Any = None  # the process group; None is the default one
 
     def __deepcopy__(self, memo: Any) -> Ranks:
         return self  # process groups cannot be copied, and a copy of a model has the same

@@ -105,7 +105,7 @@ def load(path: str | Path, *, module: ModuleLike | None = None) -> Any:
         module: For an estimator with its own ``module``: that module, or the function that creates it.
 
     Raises:
-        ValueError: If the file has another format or is damaged, or holds what training cannot give.
+        ValueError: If the file has another format or is damaged, or its model predicts no numbers.
     """
     return load_with_notes(path, module=module)[0]
 
@@ -183,11 +183,6 @@ def _check(model: Any) -> None:
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
             _check_tree(tree, part._n_features, part._bin_mapper.is_categorical_)
-    if not np.all(getattr(model, "y_min_", 0.0) <= getattr(model, "y_max_", 0.0)):
-        raise ValueError("the bounds of the targets are crossed")
-    scales = [getattr(model, name, 1.0) for name in ("x_scale_", "y_scale_", "temperature_")]
-    if not all(np.all(np.asarray(scale) > 0) for scale in scales):
-        raise ValueError("a scale is not positive")
     if not np.isfinite(_answers(model, _probe(model))).all():
         raise ValueError("predictions are NaN or infinite")
 

@@ -13,9 +13,6 @@ class StepNoise:
     The noise is a function of the seed, the process and the step. Processes therefore draw different noise,
     and a resumed run draws the same noise as an uninterrupted one, with nothing to save.
 
-    Args:
-        seed: Seed of the run.
-
     Example:
         >>> noise = StepNoise(seed=0)
         >>> a = noise.generator(torch.device("cpu"), 0, 5).initial_seed()  # process 0, step 5

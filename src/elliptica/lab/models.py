@@ -126,13 +126,7 @@ def _norm_relu(channels: int) -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
 
 
-def wide_resnet(
-    num_classes: int,
-    *,
-    depth: int = 28,
-    widen: int = 10,
-    in_channels: int = 3,
-) -> nn.Sequential:
+def wide_resnet(num_classes: int, *, depth: int = 28, widen: int = 10) -> nn.Sequential:
     """Build a wide ResNet that maps images to logits ``(batch, num_classes)``; WRN-28-10 by default.
 
     A 3x3 convolution to 16 channels, three stages of pre-activated blocks with ``widen`` times 16, 32, 64
@@ -156,7 +150,7 @@ def wide_resnet(
     if depth < 10 or (depth - 4) % 6:  # rounded down, the network would be another one
         raise ValueError(f"depth must be 10, 16, 22, 28, ... (6 k + 4), but got {depth}.")
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["stem"] = nn.Conv2d(in_channels, _STEM, kernel_size=3, padding=1)
+    parts["stem"] = nn.Conv2d(3, _STEM, kernel_size=3, padding=1)
     n_in = _STEM
     for i in range(3):
         width = _STEM * widen * 2**i

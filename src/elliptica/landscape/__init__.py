@@ -3,7 +3,6 @@
 from elliptica.landscape.bounds import OrderingReport as OrderingReport
 from elliptica.landscape.bounds import ShiftBound as ShiftBound
 from elliptica.landscape.bounds import certified_lipschitz as certified_lipschitz
-from elliptica.landscape.bounds import estimated_lipschitz as estimated_lipschitz
 from elliptica.landscape.bounds import ordering_report as ordering_report
 from elliptica.landscape.bounds import shift_bound as shift_bound
 from elliptica.landscape.data_domain import DataDomain as DataDomain

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from elliptica._utils import random
 from elliptica._utils.statistics import Result
-from elliptica.core.layers import evaluation_mode
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Domain
 from elliptica.landscape.expected_loss import exit_times, loss_map
@@ -38,31 +37,18 @@ _ORDER_NOTES = (
 
 @dataclass(frozen=True)
 class ShiftBound(Result):
-    """Result of `shift_bound`, one entry per row.
+    """Result of `shift_bound`, one entry per row."""
 
-    Attributes:
-        error: ``|f(x) - y|`` before the shift.
-        shift: ``|T x - x|``.
-        loss: Loss at the shifted input, with the original target.
-        loss_bound: Upper bound of ``loss``: ``(error + C shift)^2``.
-        exit_time: Expected exit time from the ball.
-        bound: Upper bound of ``u(T x, y)``.
-        value: Monte-Carlo estimate of ``u(T x, y)``.
-        stderr: Its standard error.
-        lipschitz: Constant ``C`` of the network.
-        notes: Remarks and cautions.
-    """
-
-    error: Float[Tensor, " rows"]
-    shift: Float[Tensor, " rows"]
-    loss: Float[Tensor, " rows"]
-    loss_bound: Float[Tensor, " rows"]
-    exit_time: Float[Tensor, " rows"]
-    bound: Float[Tensor, " rows"]
-    value: Float[Tensor, " rows"]
-    stderr: Float[Tensor, " rows"]
-    lipschitz: float
-    notes: tuple[str, ...]
+    error: Float[Tensor, " rows"]  # ``|f(x) - y|`` before the shift
+    shift: Float[Tensor, " rows"]  # ``|T x - x|``
+    loss: Float[Tensor, " rows"]  # loss at the shifted input, with the original target
+    loss_bound: Float[Tensor, " rows"]  # upper bound of ``loss``: ``(error + C shift)^2``
+    exit_time: Float[Tensor, " rows"]  # expected exit time from the ball
+    bound: Float[Tensor, " rows"]  # upper bound of ``u(T x, y)``
+    value: Float[Tensor, " rows"]  # Monte-Carlo estimate of ``u(T x, y)``
+    stderr: Float[Tensor, " rows"]  # its standard error
+    lipschitz: float  # constant ``C`` of the network
+    notes: tuple[str, ...]  # remarks and cautions
 
     @property
     def loss_violations(self) -> int:
@@ -104,7 +90,6 @@ def shift_bound(
         transform: ``(matrix, offset)`` of the shift on flattened inputs; None omits a part.
         domain: `Ball`, or `DataDomain` in one, on inputs and targets (``joint``) or on inputs.
         lipschitz: Constant of the network, for which both bounds are proved. None: `certified_lipschitz`.
-            With `estimated_lipschitz`, a lower bound, neither is a guarantee.
         joint: Whether targets diffuse with the inputs, as in the paper.
         n_walks: Walks per row for the estimate.
         diffusion: ``sigma^2``; enters exit times only.
@@ -177,20 +162,6 @@ def _layer_constant(layer: Any) -> float:
     raise TypeError(f"The Lipschitz constant of {kind.__name__} is not known: pass lipschitz= a number.")
 
 
-def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> float:
-    """Return the largest spectral norm of the Jacobian at given inputs: a lower bound of the constant."""
-    norms = []
-    with evaluation_mode(model), torch.enable_grad():
-        for part in x.detach().split(chunk_size):
-            points = part.clone().requires_grad_(True)
-            slopes = [
-                torch.autograd.grad(column.sum(), points, retain_graph=True)[0].flatten(1)
-                for column in model(points).reshape(len(part), -1).unbind(1)
-            ]
-            norms.append(torch.linalg.matrix_norm(torch.stack(slopes, 1), ord=2))
-    return float(torch.cat(norms).amax())
-
-
 @dataclass(frozen=True)
 class Side:
     """Means over one set of points."""
@@ -206,25 +177,15 @@ class Side:
 
 @dataclass(frozen=True)
 class OrderingReport(Result):
-    """Result of `ordering_report`.
+    """Result of `ordering_report`."""
 
-    Attributes:
-        least: ``m``, least value of ``A l = (sigma^2 / 2) Lap l`` over the probes.
-        largest: ``M``, the largest.
-        radius: Scale at which they were taken.
-        n_probes: Number of probes.
-        rare: Means over the rare points.
-        common: Means over the common points.
-        notes: Remarks and cautions.
-    """
-
-    least: float
-    largest: float
-    radius: float
+    least: float  # ``m``, least value of ``A l = (sigma^2 / 2) Lap l`` over the probes
+    largest: float  # ``M``, the largest
+    radius: float  # scale at which they were taken
     n_probes: int
-    rare: Side
-    common: Side
-    notes: tuple[str, ...] = _ORDER_NOTES
+    rare: Side  # means over the rare points
+    common: Side  # means over the common points
+    notes: tuple[str, ...] = _ORDER_NOTES  # remarks and cautions
 
     @property
     def sufficient(self) -> bool:

@@ -241,16 +241,11 @@ class Whitened:
 
     The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``.
     Distances, balls and exit times are those of ``w``.
-
-    Attributes:
-        inner: The domain in coordinates ``w``.
-        centre: ``(dim,)``.
-        factor: Invertible matrix ``(dim, dim)``, usually a Cholesky factor of the covariance.
     """
 
-    inner: Domain
+    inner: Domain  # in coordinates ``w``
     centre: Float[Tensor, " dim"]
-    factor: Float[Tensor, "dim dim"]
+    factor: Float[Tensor, "dim dim"]  # invertible, usually a Cholesky factor of the covariance
 
     @classmethod
     def ball(

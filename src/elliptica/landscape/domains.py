@@ -39,12 +39,7 @@ class Domain(Protocol):
 
 @dataclass(frozen=True)
 class Ball:
-    """Ball in any dimension. It is the only domain whose exit law is sampled in one step.
-
-    Attributes:
-        centre: Its centre, ``(dim,)``.
-        radius: Above zero.
-    """
+    """Ball in any dimension. It is the only domain whose exit law is sampled in one step."""
 
     centre: Float[Tensor, " dim"]
     radius: float
@@ -71,15 +66,10 @@ class Box:
     Walks never end at reflecting walls, so such a box needs balls around the data (`DataDomain`). Walks take
     about ``10 * dim`` steps between absorbing walls; between reflecting walls the number doubles with each
     dimension (use ``dim <= 8``).
-
-    Attributes:
-        low: Lower corner, ``(dim,)``.
-        high: Upper corner, ``(dim,)``.
-        wall: ``"absorb"`` or ``"reflect"``.
     """
 
-    low: Float[Tensor, " dim"]
-    high: Float[Tensor, " dim"]
+    low: Float[Tensor, " dim"]  # lower corner
+    high: Float[Tensor, " dim"]  # upper corner
     wall: Wall = "absorb"
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -139,38 +139,29 @@ def _effective(size: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LandscapeEstimate(Result):
-    """The landscape ``u`` at a set of queries, with standard errors and diagnostics.
+    """The landscape ``u`` at a set of queries, with standard errors and diagnostics."""
 
-    Attributes:
-        value: Estimate of ``u``, one per query. Walks that did not finish are skipped.
-        stderr: Its standard error; allows for boundary values that few or no walks met (see `average`).
-        bias: Size of the distance between the expected value of the estimate and ``u``, at most the range
-            of the values. Infinite where more than 1 % of the walks are unfinished.
-        hit_share: Share of walks that ended on a ball around a data point (0 without balls).
-        outer_share: Share that ended on the outer boundary.
-        unfinished_share: Share that ran out of steps. These are never projected to a boundary.
-        effective: Effective number of walks behind each value; fewer than ``n_walks`` under a drift.
-        n_walks: Walks per query.
-        mean_steps: Steps of an average walk.
-        solver: Name of the solver.
-        exit_time: Mean time to the boundary for the given ``diffusion``; None if the solver has none.
-        exit_time_stderr: Its standard error.
-        notes: Remarks and cautions about the result, as sentences.
-    """
-
+    #: Estimate of ``u``, one per query. Walks that did not finish are skipped.
     value: Float[Tensor, " queries"]
+    #: Its standard error; allows for boundary values that few or no walks met (see `average`).
     stderr: Float[Tensor, " queries"]
+    #: Size of the distance between the expected value of the estimate and ``u``, at most the range of the
+    #: values. Infinite where more than 1 % of the walks are unfinished.
     bias: Float[Tensor, " queries"]
+    #: Share of walks that ended on a ball around a data point (0 without balls).
     hit_share: Float[Tensor, " queries"]
-    outer_share: Float[Tensor, " queries"]
+    outer_share: Float[Tensor, " queries"]  # share that ended on the outer boundary
+    #: Share that ran out of steps. These are never projected to a boundary.
     unfinished_share: Float[Tensor, " queries"]
+    #: Effective number of walks behind each value; fewer than ``n_walks`` under a drift.
     effective: Float[Tensor, " queries"]
-    n_walks: int
-    mean_steps: float
+    n_walks: int  # walks per query
+    mean_steps: float  # steps of an average walk
     solver: str
+    #: Mean time to the boundary for the given ``diffusion``; None if the solver has none.
     exit_time: Float[Tensor, " queries"] | None = None
-    exit_time_stderr: Float[Tensor, " queries"] | None = None
-    notes: tuple[str, ...] = field(default=())
+    exit_time_stderr: Float[Tensor, " queries"] | None = None  # its standard error
+    notes: tuple[str, ...] = ()  # remarks and cautions about the result, as sentences
 
     def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
         """Return the value minus and plus ``z`` standard errors and the bias."""
@@ -214,31 +205,21 @@ _FAR, _FEW = 4.0, 30
 
 @dataclass(frozen=True)
 class WeightsReport(Result):
-    """Result of `weights_report`.
+    """Result of `weights_report`."""
 
-    Attributes:
-        n: Number of weights.
-        effective: ``(sum w)^2 / sum w^2``, from 1 to ``n``; for weights of bridges the sum of that over the
-            rows, so from the number of rows to ``n``.
-        effective_share: ``effective / n``.
-        mean_weight: Mean of the weights; one for a true change of measure. None for weights of bridges.
-        mean_stderr: Its standard error.
-        largest_share: Share of the sum (on bridges: of its row's sum) that the largest weight has.
-        row_effective_share: Least effective share among the rows (data points) of weights of bridges; None
-            for plain paths.
-        trust: Whether averages with these weights can be relied on.
-        notes: Reasons why not, and other remarks.
-    """
-
-    n: int
+    n: int  # number of weights
+    #: ``(sum w)^2 / sum w^2``, from 1 to ``n``; for weights of bridges the sum of that over the rows, so from
+    #: the number of rows to ``n``.
     effective: float
-    effective_share: float
+    effective_share: float  # ``effective / n``
+    #: Mean of the weights; one for a true change of measure. None for weights of bridges.
     mean_weight: float | None
-    mean_stderr: float | None
-    largest_share: float
+    mean_stderr: float | None  # its standard error
+    largest_share: float  # share of the sum (on bridges: of its row's sum) that the largest weight has
+    #: Least effective share among the rows (data points) of weights of bridges; None for plain paths.
     row_effective_share: float | None
-    trust: bool
-    notes: tuple[str, ...]
+    trust: bool  # whether averages with these weights can be relied on
+    notes: tuple[str, ...]  # reasons why not, and other remarks
 
 
 def weights_report(log_weights: Float[Tensor, " paths"] | Float[Tensor, "batch bridge"]) -> WeightsReport:

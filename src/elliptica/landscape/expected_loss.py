@@ -34,19 +34,14 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class NeighbourLoss(Result):
-    """Result of `neighbour_loss`, one entry per query.
+    """Result of `neighbour_loss`, one entry per query."""
 
-    Attributes:
-        loss: Mean loss of the model at the query against the labels of its nearest training rows.
-        distance: Distance to the nearest training row, in standardised features.
-        far: Whether that distance exceeds the one of 99 % of the training rows to their nearest other row.
-        rows: Numbers of the training rows, nearest first.
-    """
-
+    #: Mean loss of the model at the query against the labels of its nearest training rows.
     loss: Float[Tensor, " queries"]
-    distance: Float[Tensor, " queries"]
+    distance: Float[Tensor, " queries"]  # distance to the nearest training row, in standardised features
+    #: Whether that distance exceeds the one of 99 % of the training rows to their nearest other row.
     far: Bool[Tensor, " queries"]
-    rows: Int[Tensor, "queries k"]
+    rows: Int[Tensor, "queries k"]  # numbers of the training rows, nearest first
 
 
 def neighbour_loss(
@@ -193,27 +188,17 @@ def _points(domain: Domain | Whitened) -> Tensor | None:
 
 @dataclass(frozen=True)
 class OccupationReport(Result):
-    """Result of `occupation_report`, one entry per query.
+    """Result of `occupation_report`, one entry per query."""
 
-    Attributes:
-        loss: Loss at the query.
-        integral: ``v = E int_0^tau l ds``, which solves ``A v = -l`` with ``v = 0`` on the boundary.
-        integral_stderr: Upper bound of its standard error.
-        exit_time: ``E tau``.
-        exit_time_stderr: Its standard error.
-        mean_loss: ``v / E tau``: mean loss over the places the diffusion visits.
-        mean_loss_stderr: Upper bound of its standard error.
-        notes: Remarks and cautions.
-    """
-
-    loss: Float[Tensor, " queries"]
+    loss: Float[Tensor, " queries"]  # loss at the query
+    #: ``v = E int_0^tau l ds``, which solves ``A v = -l`` with ``v = 0`` on the boundary.
     integral: Float[Tensor, " queries"]
-    integral_stderr: Float[Tensor, " queries"]
-    exit_time: Float[Tensor, " queries"]
-    exit_time_stderr: Float[Tensor, " queries"]
-    mean_loss: Float[Tensor, " queries"]
-    mean_loss_stderr: Float[Tensor, " queries"]
-    notes: tuple[str, ...]
+    integral_stderr: Float[Tensor, " queries"]  # upper bound of its standard error
+    exit_time: Float[Tensor, " queries"]  # ``E tau``
+    exit_time_stderr: Float[Tensor, " queries"]  # its standard error
+    mean_loss: Float[Tensor, " queries"]  # ``v / E tau``: mean loss over the places the diffusion visits
+    mean_loss_stderr: Float[Tensor, " queries"]  # upper bound of its standard error
+    notes: tuple[str, ...]  # remarks and cautions
 
 
 def occupation_report(
@@ -280,23 +265,17 @@ def occupation_report(
 
 @dataclass(frozen=True)
 class HittingReport(Result):
-    """Result of `hitting_report`, one entry per query.
+    """Result of `hitting_report`, one entry per query."""
 
-    Attributes:
-        hit: Share of the finished walks that hit a ball around a data point before the outer boundary.
-        hit_stderr: Its standard error (binomial, with one success and one failure added).
-        hit_bound: ``sum (eps / r)^(n-2)``, an upper bound of the share; 1, and void, for n < 3.
-        exit_time: Expected time to a ball or to the outer boundary.
-        exit_time_stderr: Its standard error.
-        notes: Cases in which these numbers mean nothing.
-    """
-
+    #: Share of the finished walks that hit a ball around a data point before the outer boundary.
     hit: Float[Tensor, " queries"]
+    #: Its standard error (binomial, with one success and one failure added).
     hit_stderr: Float[Tensor, " queries"]
+    #: ``sum (eps / r)^(n-2)``, an upper bound of the share; 1, and void, for n < 3.
     hit_bound: Float[Tensor, " queries"]
-    exit_time: Float[Tensor, " queries"]
-    exit_time_stderr: Float[Tensor, " queries"]
-    notes: tuple[str, ...]
+    exit_time: Float[Tensor, " queries"]  # expected time to a ball or to the outer boundary
+    exit_time_stderr: Float[Tensor, " queries"]  # its standard error
+    notes: tuple[str, ...]  # cases in which these numbers mean nothing
 
 
 def hitting_report(

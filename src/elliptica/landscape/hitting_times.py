@@ -6,7 +6,7 @@ landscape ``u(z) = E[l(Z_tau)]``. Walks do not depend on the network, so many ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import random
-from elliptica.core.inputs import LossFn, check_weight, warn_user
+from elliptica.core.inputs import LossFn, warn_user
 from elliptica.core.layers import run_uncompiled
 from elliptica.core.losses import PerSampleLoss, weighted_mean
 from elliptica.core.targets import Targets, TargetSpace, infer_target_space, project_to_simplex
@@ -22,7 +22,7 @@ from elliptica.landscape.data_domain import DataDomain, Outer
 from elliptica.landscape.domains import OUTER, Ball, Box, Domain
 from elliptica.landscape.estimate import FEW_HITS, FEW_UNFINISHED, UNFINISHED
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.solve import default_shell, domain_size, merge_repeated
+from elliptica.landscape.solve import default_shell, domain_size
 from elliptica.landscape.walks import walk_on_spheres
 
 StartLaw = Literal["uniform", "between"]
@@ -35,22 +35,14 @@ _ROUNDS = 1000
 
 @dataclass(frozen=True)
 class WalkEnds:
-    """Ends of walks, one row each.
+    """Ends of walks, one row each."""
 
-    Attributes:
-        x: Inputs at the ends.
-        y: Targets at the ends, in their space.
-        datum: Row of the training data whose ball was hit, -1 for the outer boundary, -2 for a walk that ran
-            out of steps (its last position, which the objective skips).
-        weight: Weight of each walk, or None.
-        steps: Number of spheres of each walk.
-    """
-
-    x: Float[Tensor, " walks *feature"]
-    y: Float[Tensor, " walks *target"]
+    x: Float[Tensor, " walks *feature"]  # inputs at the ends
+    y: Float[Tensor, " walks *target"]  # targets at the ends, in their space
+    #: Row of the training data whose ball was hit, -1 for the outer boundary, -2 for a walk that ran out of
+    #: steps (its last position, which the objective skips).
     datum: Int[Tensor, " walks"]
-    weight: Float[Tensor, " walks"] | None
-    steps: Int[Tensor, " walks"]
+    steps: Int[Tensor, " walks"]  # number of spheres of each walk
 
     def __len__(self) -> int:
         return len(self.datum)
@@ -64,10 +56,7 @@ class WalkEnds:
 
     def split(self, size: int) -> tuple[WalkEnds, ...]:
         """Split into batches of ``size`` walks for several training steps; the last may be shorter."""
-        parts = [
-            [None] * -(-len(self) // size) if value is None else value.split(size)
-            for value in (getattr(self, field.name) for field in fields(self))
-        ]
+        parts = (value.split(size) for value in vars(self).values())
         return tuple(WalkEnds(*part) for part in zip(*parts, strict=True))
 
 
@@ -91,11 +80,8 @@ class HittingTimes(nn.Module):
         loss_fn: Your ordinary loss, as in `elliptica.Elliptic`.
         x: Inputs of all training data, floating point. Walks end on the balls around them.
         y: Their targets.
-        sample_weight: Weight of each datum, i.e. of the walks that end on it, not normalised. Walks that end
-            on the outer boundary have the mean weight.
         target_space: ``"simplex"`` (classes), ``"unit"`` or ``"real"``. None infers it from loss and targets.
         num_classes: Number of classes. Required for integer labels.
-        target_scale: Length of one unit of the targets, in units of the inputs.
         n_starts: Starts per call.
         n_walks: Walks from each start.
         starts: ``"uniform"`` in the outer region, as in the paper, or ``"between"``: on the straight
@@ -118,7 +104,6 @@ class HittingTimes(nn.Module):
     """
 
     points: Tensor
-    weight: Tensor | None
     _basis: Tensor | None
     _class_weight: Tensor | None
 
@@ -129,10 +114,8 @@ class HittingTimes(nn.Module):
         x: Float[Tensor, " n *feature"],
         y: Tensor,
         *,
-        sample_weight: Tensor | None = None,
         target_space: TargetSpace | None = None,
         num_classes: int | None = None,
-        target_scale: float = 1.0,
         n_starts: int = 64,
         n_walks: int = 1,
         starts: StartLaw = "uniform",
@@ -145,12 +128,11 @@ class HittingTimes(nn.Module):
         super().__init__()
         if starts not in ("uniform", "between"):
             raise ValueError(f'starts must be "uniform" or "between", but got {starts!r}.')
-        _refuse_gradient(x=x, y=y, sample_weight=sample_weight)
+        _refuse_gradient(x=x, y=y)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self.target_space = infer_target_space(loss_fn, y) if target_space is None else target_space
         self.num_classes = self.loss.num_classes() if num_classes is None else num_classes
-        self.target_scale = float(target_scale)
         self.n_starts, self.n_walks, self.starts, self.max_steps = n_starts, n_walks, starts, max_steps
         target = self._encode(x, y)
         self.feature_shape, self.target_shape = x.shape[1:], target.shape[1:]
@@ -161,11 +143,6 @@ class HittingTimes(nn.Module):
             outer = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
         #: The region of the walks, in the coordinates of `join`.
         self.domain = DataDomain(points, epsilon=epsilon, fraction=fraction, outer=outer, margin=margin)
-        weight = None
-        if sample_weight is not None:
-            check_weight(sample_weight, len(x))
-            weight = sample_weight.detach().to(points)
-        self.register_buffer("weight", merge_repeated(self.domain, weight), persistent=False)
         self.register_buffer("points", points, persistent=False)
         # a class-weighted loss is divided by the mean weight of the training labels, which no draw changes
         self.register_buffer("_class_weight", self._class_weights(target, y), persistent=False)
@@ -178,7 +155,6 @@ class HittingTimes(nn.Module):
         x: Float[Tensor, " batch *feature"] | None = None,
         y: Tensor | None = None,
         *,
-        sample_weight: Tensor | None = None,
         ends: WalkEnds | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -187,21 +163,18 @@ class HittingTimes(nn.Module):
         Args:
             x: Inputs at which walks start (from the training data they end at once); None draws starts.
             y: Targets there.
-            sample_weight: Weight of each given row.
             ends: Ends drawn earlier with `sample`.
             generator: Source of randomness.
         """
         if self.training:
             if ends is None:
-                ends = self.sample(x, y, sample_weight=sample_weight, generator=generator)
+                ends = self.sample(x, y, generator=generator)
             return self.loss_on(ends)
         if x is None or y is None:
             raise ValueError("In eval() mode the objective is the ordinary loss, which needs x and y.")
         target = self._encode(x, y)
-        if sample_weight is not None:
-            check_weight(sample_weight, len(x))
         class_weight = self._class_weights(target, y)
-        return weighted_mean(self.loss(self.model(x), target), sample_weight, class_weight)
+        return weighted_mean(self.loss(self.model(x), target), None, class_weight)
 
     def sample(
         self,
@@ -209,25 +182,20 @@ class HittingTimes(nn.Module):
         y: Tensor | None = None,
         *,
         n_starts: int | None = None,
-        sample_weight: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> WalkEnds:
         """Walk from ``n_starts`` random starts, or from given ones, to the boundary.
 
-        Ends carry no gradient, but weights do. Large batches cost far less per walk: `WalkEnds.split` them.
-        Arguments are those of `forward`.
+        Ends carry no gradient. Large batches cost far less per walk: `WalkEnds.split` them. Arguments
+        are those of `forward`.
         """
         if torch.compiler.is_compiling():
-            given = {"n_starts": n_starts, "sample_weight": sample_weight, "generator": generator}
-            return run_uncompiled(self.sample, x, y, **given)  # type: ignore[arg-type]  # as named above
+            return run_uncompiled(self.sample, x, y, n_starts=n_starts, generator=generator)
         _refuse_gradient(x=x, y=y)
         with torch.no_grad():
-            start = self._starts(x, y, n_starts or self.n_starts, sample_weight, generator)
+            start = self._starts(x, y, n_starts or self.n_starts, generator)
             start = start.to(random.compute_dtype(start.dtype)).repeat_interleave(self.n_walks, 0)
             ends = self._walk(start, generator)
-        if sample_weight is not None:  # weights may be learned
-            weight = sample_weight.to(start).repeat_interleave(self.n_walks)
-            ends = replace(ends, weight=weight if ends.weight is None else ends.weight * weight)
         self.shares = ends.shares
         self._warn()
         return ends
@@ -237,21 +205,20 @@ class HittingTimes(nn.Module):
         done = ends.datum != UNFINISHED
         if not bool(done.any()):
             raise ValueError("No walk reached the boundary. Raise max_steps.")
-        weight = None if ends.weight is None else ends.weight[done]
-        return weighted_mean(self.loss(self.model(ends.x[done]), ends.y[done]), weight, self._class_weight)
+        return weighted_mean(self.loss(self.model(ends.x[done]), ends.y[done]), None, self._class_weight)
 
     def join(self, x: Float[Tensor, " batch *feature"], y: Tensor) -> Float[Tensor, "batch dim"]:
-        """Return coordinates of walks: inputs, then targets times ``target_scale`` (classes: in a plane)."""
+        """Return coordinates of walks: inputs, then targets (classes: in a plane)."""
         target = self._encode(x, y)
         if self._basis is not None:
             target = target.movedim(1, -1) @ self._basis.to(target)
-        return torch.cat([x.reshape(len(x), -1), self.target_scale * target.reshape(len(x), -1).to(x)], 1)
+        return torch.cat([x.reshape(len(x), -1), target.reshape(len(x), -1).to(x)], 1)
 
     def _split_point(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of points, targets in their space: the inverse of `join`."""
         n_features = self.feature_shape.numel()
         x = z[:, :n_features].reshape(len(z), *self.feature_shape)
-        flat = z[:, n_features:] / self.target_scale
+        flat = z[:, n_features:]
         if self._basis is None:
             target = flat.reshape(len(z), *self.target_shape)
             return x, target.clamp(0, 1) if self.target_space == "unit" else target
@@ -263,20 +230,13 @@ class HittingTimes(nn.Module):
         return Targets(self.target_space, self.num_classes).encode(y, x.dtype)
 
     def _starts(
-        self,
-        x: Tensor | None,
-        y: Tensor | None,
-        n: int,
-        sample_weight: Tensor | None,
-        generator: torch.Generator | None,
+        self, x: Tensor | None, y: Tensor | None, n: int, generator: torch.Generator | None
     ) -> Tensor:
         """Return starts as points: those given, or random ones."""
         if x is not None and y is not None:
-            if sample_weight is not None:
-                check_weight(sample_weight, len(x))
             return self.join(x, y)
-        if x is not None or y is not None or sample_weight is not None:
-            raise ValueError("Walks start at x and y together. Pass both (and sample_weight), or none.")
+        if x is not None or y is not None:
+            raise ValueError("Walks start at x and y together. Pass both, or none.")
         if self.starts == "between":
             return draw_between(self.points, n, generator)
         return draw_uniform_points(self.domain.domain, self.points, n, generator)
@@ -287,11 +247,7 @@ class HittingTimes(nn.Module):
         )
         inside = self.domain.nearest_ball(start)[0] <= 0  # tau is zero: the walk ends where it starts
         x, y = self._split_point(torch.where(inside[:, None], start, walks.end))
-        weight = None if self.weight is None else self.weight.to(start)
-        if weight is not None:
-            weight = torch.where(walks.label >= 0, weight[walks.label.clamp_min(0)], weight.mean())
-        x, y = x.to(self.points.dtype), y.to(self.points.dtype)
-        return WalkEnds(x, y, walks.label, weight, walks.steps)
+        return WalkEnds(x.to(self.points.dtype), y.to(self.points.dtype), walks.label, walks.steps)
 
     def _class_weights(self, target: Tensor, y: Tensor) -> Tensor | None:
         by_class = self.loss.weights_classes and not y.is_floating_point()  # as torch does

@@ -134,27 +134,16 @@ def excess_cross_entropy(
 
 @dataclass(frozen=True)
 class MaximumPrinciple:
-    """Result of `check_maximum_principle`.
+    """Result of `check_maximum_principle`."""
 
-    Attributes:
-        boundary_min: Least loss on the boundary.
-        boundary_max: Largest loss on the boundary.
-        interior_min: Least loss inside.
-        interior_max: Largest loss inside.
-        share_above: Share of the interior points whose loss exceeds ``boundary_max``, from 0 to 1.
-        excess: ``interior_max - boundary_max``; negative if the bound is met.
-        holds: Whether no interior loss is above ``boundary_max``.
-        minimum_holds: Whether no interior loss is below ``boundary_min``; not expected with a source term.
-    """
-
-    boundary_min: float
-    boundary_max: float
-    interior_min: float
-    interior_max: float
-    share_above: float
-    excess: float
-    holds: bool
-    minimum_holds: bool
+    boundary_min: float  # least loss on the boundary
+    boundary_max: float  # largest loss on the boundary
+    interior_min: float  # least loss inside
+    interior_max: float  # largest loss inside
+    share_above: float  # share of the interior points whose loss exceeds ``boundary_max``, from 0 to 1
+    excess: float  # ``interior_max - boundary_max``; negative if the bound is met
+    holds: bool  # whether no interior loss is above ``boundary_max``
+    minimum_holds: bool  # whether no interior loss is below ``boundary_min``; not expected with a source term
 
 
 def check_maximum_principle(

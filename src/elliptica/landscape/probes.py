@@ -65,50 +65,30 @@ def shifted_probes(
 
 @dataclass(frozen=True)
 class Violations:
-    """Probes of one group whose loss exceeds the largest loss on the boundary.
-
-    Attributes:
-        name: Name of the group.
-        n: Probes in it.
-        count: Violations among them.
-        rate: ``count / n``.
-        lower: Lower confidence limit of the rate (Clopper-Pearson).
-        upper: Upper confidence limit.
-        worst_excess: Largest loss minus the largest loss on the boundary (negative if the bound is met).
-        mean_loss: Mean loss of the group's probes.
-    """
+    """Probes of one group whose loss exceeds the largest loss on the boundary."""
 
     name: str
-    n: int
-    count: int
-    rate: float
-    lower: float
-    upper: float
-    worst_excess: float
-    mean_loss: float
+    n: int  # probes in it
+    count: int  # violations among them
+    rate: float  # ``count / n``
+    lower: float  # lower confidence limit of the rate (Clopper-Pearson)
+    upper: float  # upper confidence limit
+    worst_excess: float  # largest loss minus the largest loss on the boundary (negative if the bound is met)
+    mean_loss: float  # mean loss of the group's probes
 
 
 @dataclass(frozen=True)
 class MaximumPrincipleReport(Result):
-    """Result of `maximum_principle_report`.
+    """Result of `maximum_principle_report`."""
 
-    Attributes:
-        check: Extremes and verdicts of `check_maximum_principle`.
-        overall: All probes together.
-        parts: One entry per class, if the targets of the probes are integer labels, and per group.
-        worst: Numbers of the probes with the largest losses, worst first.
-        worst_losses: Their losses.
-        confidence: Confidence level of the limits, for each line separately.
-        notes: Remarks and cautions.
-    """
-
-    check: MaximumPrinciple
-    overall: Violations
+    check: MaximumPrinciple  # extremes and verdicts of `check_maximum_principle`
+    overall: Violations  # all probes together
+    #: One entry per class, if the targets of the probes are integer labels, and per group.
     parts: tuple[Violations, ...]
-    worst: tuple[int, ...]
-    worst_losses: tuple[float, ...]
-    confidence: float
-    notes: tuple[str, ...] = _NOTES
+    worst: tuple[int, ...]  # numbers of the probes with the largest losses, worst first
+    worst_losses: tuple[float, ...]  # their losses
+    confidence: float  # confidence level of the limits, for each line separately
+    notes: tuple[str, ...] = _NOTES  # remarks and cautions
 
 
 def maximum_principle_report(

@@ -33,32 +33,24 @@ _NEARBY = 8
 
 @dataclass(frozen=True)
 class SubharmonicityReport(Result):
-    """Result of `subharmonicity_report`.
+    """Result of `subharmonicity_report`."""
 
-    Attributes:
-        radii: Radii of the spheres.
-        defect: Mean over the sphere minus the value at its centre, per probe and radius; below zero
-            subharmonicity fails at that scale.
-        stderr: Its standard error.
-        laplacian: ``2 n defect / radius^2``.
-        laplacian_stderr: Its standard error.
-        adjusted_p: One-sided p-values of "the defect is at least zero", after Holm's correction over all
-            probes and radii. They hold for skewed differences, too: see `subharmonicity_report`.
-        failed: Probes where subharmonicity is rejected at some radius, most negative Laplacian first.
-        detectable: Per radius, the Laplacian (negative) that would have been detected with probability
-            90 % at the median probe.
-        alpha: Significance level of the family of tests.
-    """
-
-    radii: tuple[float, ...]
+    radii: tuple[float, ...]  # radii of the spheres
+    #: Mean over the sphere minus the value at its centre, per probe and radius; below zero subharmonicity
+    #: fails at that scale.
     defect: Float[Tensor, "probes radii"]
-    stderr: Float[Tensor, "probes radii"]
-    laplacian: Float[Tensor, "probes radii"]
-    laplacian_stderr: Float[Tensor, "probes radii"]
+    stderr: Float[Tensor, "probes radii"]  # its standard error
+    laplacian: Float[Tensor, "probes radii"]  # ``2 n defect / radius^2``
+    laplacian_stderr: Float[Tensor, "probes radii"]  # its standard error
+    #: One-sided p-values of "the defect is at least zero", after Holm's correction over all probes and radii.
+    #: They hold for skewed differences, too: see `subharmonicity_report`.
     adjusted_p: Float[Tensor, "probes radii"]
+    #: Probes where subharmonicity is rejected at some radius, most negative Laplacian first.
     failed: tuple[int, ...]
+    #: Per radius, the Laplacian (negative) that would have been detected with probability 90 % at the median
+    #: probe.
     detectable: tuple[float, ...]
-    alpha: float
+    alpha: float  # significance level of the family of tests
 
     @property
     def passed(self) -> bool:
@@ -168,23 +160,17 @@ def _detectable(found: Defect, level: float) -> Float[Tensor, " radii"]:
 
 @dataclass(frozen=True)
 class Defect:
-    """Mean-value defects ``m_r``, one row per probe, one column per radius.
+    """Mean-value defects ``m_r``, one row per probe, one column per radius."""
 
-    Attributes:
-        mean: Estimate of ``E[l(z + r xi)] - l(z)``, ``xi`` uniform on the unit sphere.
-        stderr: Its standard error.
-        rounding: How far rounding in the model may move it, one per probe.
-        dim: Dimension of the space.
-        pairs: The differences that ``mean`` is the mean of, one per pair of directions.
-        largest: Bound on the differences: as far above the largest seen as that is above the mean, no less
-            than the largest that an ascent finds, and no less than the mean of their sizes. Not a proof.
-    """
-
+    #: Estimate of ``E[l(z + r xi)] - l(z)``, ``xi`` uniform on the unit sphere.
     mean: Float[Tensor, "probes radii"]
-    stderr: Float[Tensor, "probes radii"]
-    rounding: Float[Tensor, " probes"]
-    dim: int
+    stderr: Float[Tensor, "probes radii"]  # its standard error
+    rounding: Float[Tensor, " probes"]  # how far rounding in the model may move it, one per probe
+    dim: int  # dimension of the space
+    #: The differences that ``mean`` is the mean of, one per pair of directions.
     pairs: Float[Tensor, "probes radii pairs"]
+    #: Bound on the differences: as far above the largest seen as that is above the mean, no less than the
+    #: largest that an ascent finds, and no less than the mean of their sizes. Not a proof.
     largest: Float[Tensor, "probes radii"]
 
     def laplacian(self, radii: Sequence[float]) -> tuple[Tensor, Tensor]:

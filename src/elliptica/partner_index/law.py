@@ -30,24 +30,16 @@ def _double(array: Array) -> Tensor:
 
 @dataclass(frozen=True)
 class LawCheck:
-    """Cost of drawing from a `PartnerIndex`, and bounds on the distance from the exact law.
+    """Cost of drawing from a `PartnerIndex`, and bounds on the distance from the exact law."""
 
-    Attributes:
-        acceptance: Accepted proposals over all.
-        proposals: Mean number of proposals for a partner.
-        capped: Share of partners for which ``max_draws`` were not enough.
-        cap_bound: Upper bound of the total variation that stopping there costs, mean over the rows.
-        missed: Total variation due to neighbours that the search missed, mean over the audited rows; 0 when
-            the law is proved.
-        recall: Share of the true nearest neighbours that are stored.
-    """
-
-    acceptance: float
-    proposals: float
-    capped: float
-    cap_bound: float
+    acceptance: float  # accepted proposals over all
+    proposals: float  # mean number of proposals for a partner
+    capped: float  # share of partners for which ``max_draws`` were not enough
+    cap_bound: float  # upper bound of the total variation that stopping there costs, mean over the rows
+    #: Total variation due to neighbours that the search missed, mean over the audited rows; 0 when the law is
+    #: proved.
     missed: float
-    recall: float
+    recall: float  # share of the true nearest neighbours that are stored
 
 
 @dataclass(frozen=True)
@@ -161,12 +153,8 @@ class Envelope:
     A stored neighbour has its true weight, so it is always accepted. All other members of a cell have the
     weight of the least distance that any of them can have, by the triangle inequality or by a search.
 
-    Args:
-        arrays: The index.
-        facts: What is known about it; its power is finite.
-        positions: Positions of the rows.
-        proved: Trust the reach only in cells that were searched. Else in all, which is wrong for the few
-            points that the search missed.
+    ``proved`` trusts the reach only in cells that were searched, otherwise in all, which is wrong for the few
+    points that the search missed. The power is finite.
     """
 
     def __init__(self, arrays: Arrays, facts: Facts, positions: Array, proved: bool) -> None:

@@ -33,9 +33,6 @@ class Rows:
 
     The law depends on ratios of distances alone, so the unit does not matter; in this one squares neither
     overflow nor vanish.
-
-    Args:
-        x: A tensor, an array, or a memory-mapped array, ``(n, *feature)``.
     """
 
     def __init__(self, x: Tensor | Array) -> None:

@@ -187,10 +187,7 @@ class Evidence:
     values the squared error, capped at the largest one of a constant prediction. Both are in units of the
     mean error of the best constant prediction (of the training rows): 0 is perfect, 1 is a constant.
 
-    Args:
-        fitted: The model and its rows, as `FittedModel.sampled` returns them.
-        confidence: Confidence level of all limits.
-        drop: Numbers of rows to leave out, by kind.
+    The rows are those that `FittedModel.sampled` returns, without those whose numbers are in ``drop``.
     """
 
     def __init__(

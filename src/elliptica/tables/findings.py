@@ -83,33 +83,21 @@ def grade(value: float, look: float, warning: float) -> Severity:
 
 @dataclass(frozen=True)
 class Finding(Result):
-    """One finding about a model and its rows.
+    """One finding about a model and its rows."""
 
-    Attributes:
-        severity: ``"warning"`` (a problem was shown), ``"look"`` (it may be one), ``"info"`` or ``"fine"``.
-        title: Title of a few words; if empty, the name is shown.
-        sentence: The result in plain words.
-        advice: What to do about it.
-        numbers: The numbers behind the sentence.
-        breakdown: The same by class, group, feature or place, the most notable first.
-        rows: Numbers of rows to look at, the most notable first.
-        rows_of: Which rows these are.
-        name: Short, fixed name; docs/diagnose.md lists all of them.
-        computed: False if the finding could not be judged; the sentence then says why.
-        explains: Titles of findings that follow from this one and are not listed themselves.
-    """
-
+    #: ``"warning"`` (a problem was shown), ``"look"`` (it may be one), ``"info"`` or ``"fine"``.
     severity: Severity
-    title: str
-    sentence: str
-    advice: str = ""
-    numbers: Mapping[str, Quantity] = field(default_factory=dict)
+    title: str  # title of a few words; if empty, the name is shown
+    sentence: str  # the result in plain words
+    advice: str = ""  # what to do about it
+    numbers: Mapping[str, Quantity] = field(default_factory=dict)  # the numbers behind the sentence
+    #: The same by class, group, feature or place, the most notable first.
     breakdown: Mapping[str, Quantity] = field(default_factory=dict)
-    rows: Sequence[int] = ()
-    rows_of: RowsOf = "training"
-    name: str = ""
-    computed: bool = True
-    explains: Sequence[str] = ()
+    rows: Sequence[int] = ()  # numbers of rows to look at, the most notable first
+    rows_of: RowsOf = "training"  # which rows these are
+    name: str = ""  # short, fixed name; docs/diagnose.md lists all of them
+    computed: bool = True  # False if the finding could not be judged; the sentence then says why
+    explains: Sequence[str] = ()  # titles of findings that follow from this one and are not listed themselves
 
     @property
     def is_problem(self) -> bool:
@@ -139,23 +127,14 @@ def skipped(reason: str) -> Finding:
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """Result of `elliptica.diagnose`. Print it, or use `problems` and `findings`.
+    """Result of `elliptica.diagnose`. Print it, or use `problems` and `findings`."""
 
-    Attributes:
-        about: The rows, task and errors that the findings refer to.
-        findings: The most important first; ``diagnosis["labels"]`` selects one.
-        n_rows: Training rows that were judged.
-        n_given: Training rows that were given.
-        confidence: Confidence level of all limits.
-        first_row: Number of the first row, where rows are listed.
-    """
-
-    about: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    n_rows: int
-    n_given: int
-    confidence: float
-    first_row: int = 0
+    about: tuple[str, ...]  # the rows, task and errors that the findings refer to
+    findings: tuple[Finding, ...]  # the most important first; ``diagnosis["labels"]`` selects one
+    n_rows: int  # training rows that were judged
+    n_given: int  # training rows that were given
+    confidence: float  # confidence level of all limits
+    first_row: int = 0  # number of the first row, where rows are listed
 
     @property
     def severity(self) -> Severity:

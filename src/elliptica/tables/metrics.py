@@ -24,14 +24,11 @@ def show_number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Metric(Measure):
-    """A measure in the units of comparison records: percentages as shares, numbers with four digits.
-
-    Attributes:
-        judged: Whether the verdict judges it. The calibration error is only shown; the log loss judges it.
-    """
+    """A measure in the units of comparison records: percentages as shares, numbers with four digits."""
 
     scale: ClassVar[float] = 100.0
 
+    #: Whether the verdict judges it. The calibration error is only shown; the log loss judges it.
     judged: bool = True
 
     def show(self, value: float) -> str:

@@ -148,18 +148,11 @@ def make_problem(
     as_: Mapping[str, str] | None = None,
     test: Table | None = None,
 ) -> TableProblem:
-    """Decide the task and the columns that are used.
+    """Decide the task and the columns that are used; arguments are those of `elliptica.tables.compare`.
 
-    Args:
-        table: The training rows.
-        target: Column to predict; rows without it are dropped.
-        task: ``"auto"`` predicts classes for text, true/false and whole numbers with at most 20 values, and
-            numbers otherwise.
-        group: Column of groups in which methods are judged.
-        split_by: Column whose equal values stay on the same side of every split (a patient, a site).
-        time: Column of dates or numbers. Rows are sorted by it; rows without a time are dropped.
-        as_: Kinds of columns that are recognised wrongly, see `columns.Override`.
-        test: Labelled rows for testing, read in the notation of ``table``.
+    Rows without a target or a time are dropped, and rows are sorted by time. The task ``"auto"`` predicts
+    classes for text, true/false and whole numbers with at most 20 values. Rows of ``test`` have labels, and
+    are read in the notation of ``table``.
     """
     as_ = as_ or {}
     _check_roles(table, [target, *(name for name in (group, split_by, time) if name is not None), *as_], as_)

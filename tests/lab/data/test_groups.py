@@ -121,7 +121,7 @@ def test_training_crop_is_crop_resize_and_flip(tmp_path):
 @pytest.fixture
 def files(tmp_path):
     paths = [str(photograph(tmp_path / f"{i}.png", 2 * i)) for i in range(9)]
-    return ImageFiles(paths, Pipeline(6, centre=20, augment="crop"), workers=3)
+    return ImageFiles(paths, Pipeline(6, centre=20, augment="crop"))
 
 
 def numbers(x):
@@ -151,14 +151,15 @@ def test_image_files_stand_in_for_a_tensor(files):
         files[9]
 
 
-def test_training_images_are_those_of_the_generator(files):
+def test_training_images_are_those_of_the_generator(files, monkeypatch):
     def stream(seed):
         return torch.Generator().manual_seed(seed)
 
     rows = torch.tensor([2, 2, 7, 5])
     first = files.training(stream(0))[rows]
-    single = ImageFiles(files.paths, files.pipeline, workers=1)
-    assert torch.equal(single.training(stream(0))[rows], first)
+    with monkeypatch.context() as patch:
+        patch.setattr("elliptica.lab.data.groups._THREADS", 1)
+        assert torch.equal(files.training(stream(0))[rows], first)
     assert not torch.equal(files.training(stream(1))[rows], first)
     assert not torch.equal(first[0], first[1])  # the same photograph twice, drawn twice
     assert numbers(first) == [2, 2, 7, 5]

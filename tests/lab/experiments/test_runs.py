@@ -9,14 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.lab.experiments import registry, run
-from elliptica.lab.experiments.metrics import measure
-from elliptica.lab.experiments.records import is_recorded, model_file, read_records, run_hash
+from elliptica.lab.experiments.records import is_recorded, read_records, run_hash
 from elliptica.lab.experiments.run import Options, check_runs, do_run, do_runs
 from elliptica.lab.experiments.specification import SpecificationError, parse_specification, runs
 from experiment_cases import TOY, load_groups, load_toy, numbers, run_of
@@ -154,18 +151,6 @@ def test_recorded_runs_are_shown_when_their_data_are_gone(tmp_path, monkeypatch)
         assert "1 of 2 runs" in command(*words, 2, status=130)
     monkeypatch.setitem(registry.DATASETS, "two_moons", lambda *_, **__: Path("gone").read_text())
     assert re.search(r"\| erm \| \d", command(*words, 2, status=1))
-
-
-def test_kept_models_are_those_that_were_measured(toy, tmp_path):
-    wanted = run_of("erm")
-    record = do_run(wanted, Options(tmp_path, keep_models=True))
-    data = load_groups()
-    model = registry.make_model(wanted.model, data, "other", 5)
-    model.load_state_dict(load_file(model_file(tmp_path, wanted)))
-    assert (
-        measure(model, data.test, "accuracy", torch.device("cpu"))["average"]
-        == record.metrics["test"].average
-    )
 
 
 def test_event_files_have_no_step_twice(toy, tmp_path):

@@ -180,14 +180,6 @@ def test_an_objective_may_ask_for_a_fresh_optimiser():
     assert set(seen) == {1}
 
 
-def test_patience_stops():
-    settings = TrainingSettings(epochs=50, batch_size=16, lr=1e-9, patience=3)
-    scores = iter([1.0, 0.5, 0.4, 0.3, 0.2])
-    result = fit(network(), noisy_mse, dataset(), settings, lambda *_: next(scores), name="toy", seed=0)
-    assert result.epochs == 4
-    assert result.epoch == 0
-
-
 def test_bfloat16_is_close_to_float32():
     settings = TrainingSettings(epochs=6, batch_size=16, lr=1e-2, precision="bfloat16")
     _, low = train(settings)

@@ -35,6 +35,7 @@ IMAGENET = PixelStatistics((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 Augmentation = Literal["crop", "flip", "none"]
 
 _ATTEMPTS = 10
+_THREADS = 4  # that decode images
 
 
 class Box(NamedTuple):
@@ -123,8 +124,7 @@ class ImageFiles:
     """Stand in for a tensor of images: decode files row by row instead of holding all of them.
 
     It has the shape, dtype and length of the decoded images, and returns an ordinary tensor for an index and
-    for `split`; it is no tensor for anything else. Files are decoded in threads; the result does not depend
-    on their number.
+    for `split`; it is no tensor for anything else. Files are decoded in threads.
 
     Indexing returns the images for evaluation, the same every time. ``x.training(generator)[rows]`` returns
     randomly transformed ones; the same generator state gives the same images.
@@ -133,17 +133,9 @@ class ImageFiles:
     dtype = torch.float32
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        pipeline: Pipeline,
-        *,
-        workers: int = 4,
-        generator: torch.Generator | None = None,
+        self, paths: Sequence[str], pipeline: Pipeline, generator: torch.Generator | None = None
     ) -> None:
-        self.paths = tuple(paths)
-        self.pipeline = pipeline
-        self.workers = workers
-        self.generator = generator
+        self.paths, self.pipeline, self.generator = tuple(paths), pipeline, generator
 
     @property
     def shape(self) -> torch.Size:
@@ -160,7 +152,7 @@ class ImageFiles:
         transform then draws from its own stream. Without steps for training nothing is drawn.
         """
         source = None if self.pipeline.augment == "none" else generator
-        return ImageFiles(self.paths, self.pipeline, workers=self.workers, generator=source)
+        return ImageFiles(self.paths, self.pipeline, source)
 
     def __getitem__(self, index: Any) -> Tensor:
         # index the row numbers with torch, so that every kind of index behaves as usual
@@ -169,7 +161,7 @@ class ImageFiles:
         seeds: list[int | None] = [None] * len(numbers)
         if self.generator is not None:
             seeds = torch.randint(2**62, (len(numbers),), generator=self.generator).tolist()
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             images = list(pool.map(self._decode, (self.paths[i] for i in numbers), seeds))
         empty = torch.empty(0, *self.shape[1:])
         return (torch.stack(images) if images else empty).reshape(*rows.shape, *self.shape[1:])
@@ -198,7 +190,6 @@ def load_waterbirds(
     data_dir: str | os.PathLike[str] | None = None,
     size: int = 224,
     augment: Augmentation = "crop",
-    workers: int = 4,
 ) -> Dataset:
     """Load Waterbirds as photographs: land birds (0) against water birds (1) (paper: Table 4).
 
@@ -217,7 +208,6 @@ def load_waterbirds(
         augment: What ``train.x.training(generator)`` does: ``"crop"`` takes a random rectangle with 0.7 to 1
             of the area and a ratio of 3/4 to 4/3, and mirrors it at random; ``"flip"`` only mirrors;
             ``"none"``.
-        workers: Threads that decode images.
 
     Returns:
         Images of shape ``(n, 3, 224, 224)``, 4795 / 1199 / 5794 of them; classes, int64; ``group`` is twice
@@ -228,7 +218,7 @@ def load_waterbirds(
     y, part, place = (np.array(table[key], dtype=np.int64) for key in ("y", "split", "place"))
     pipeline = Pipeline(size, centre=size, first=size * 256 // 224, augment=augment)
     names = [str(path.parent / name) for name in table["img_filename"]]
-    return _dataset("waterbirds", names, y, 2 * y + place, part, pipeline, seed, workers)
+    return _dataset("waterbirds", names, y, 2 * y + place, part, pipeline, seed)
 
 
 def load_celeba(
@@ -237,7 +227,6 @@ def load_celeba(
     data_dir: str | os.PathLike[str] | None = None,
     size: int = 224,
     augment: Augmentation = "crop",
-    workers: int = 4,
 ) -> Dataset:
     """Load CelebA: predict blond hair, with sex as confounder (Liu et al., ICCV 2015; paper: Table 4).
 
@@ -267,7 +256,7 @@ def load_celeba(
     folder = next((root / place for place in _FACES if (root / place).is_dir()), root / _FACES[1])
     pipeline = Pipeline(size, centre=_SHORTER_SIDE, augment=augment, ratio=(1.0, 4 / 3))
     paths = [str(folder / name) for name in names]
-    return _dataset("celeba", paths, blond, 2 * blond + male, part, pipeline, seed, workers)
+    return _dataset("celeba", paths, blond, 2 * blond + male, part, pipeline, seed)
 
 
 def load_camelyon17(
@@ -276,7 +265,6 @@ def load_camelyon17(
     data_dir: str | os.PathLike[str] | None = None,
     size: int = 96,
     augment: Literal["flip", "none"] = "none",
-    workers: int = 4,
 ) -> Dataset:
     """Load Camelyon17-WILDS: predict tumour in a patch of tissue (Koh et al., ICML 2021; paper: Table 4).
 
@@ -292,7 +280,6 @@ def load_camelyon17(
         data_dir: Holds ``camelyon17_v1.0`` (or ``camelyon17/camelyon17_v1.0``).
         size: Height and width of the inputs.
         augment: ``"flip"`` is what the paper's text says, ``"none"`` what the code of the pipeline does.
-        workers: Threads that decode images.
 
     Returns:
         Images of shape ``(n, 3, 96, 96)``, 302436 / 34904 / 85054 of them; classes, int64 (1 is tumour);
@@ -312,7 +299,7 @@ def load_camelyon17(
         slide = f"patient_{patient}_node_{node}"
         names.append(f"{path.parent}/patches/{slide}/patch_{slide}_x_{left}_y_{top}.png")
     pipeline = Pipeline(size, centre=size, first=size, augment=augment)
-    return _dataset("camelyon17", names, y, centre, part, pipeline, seed, workers)
+    return _dataset("camelyon17", names, y, centre, part, pipeline, seed)
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
@@ -335,7 +322,6 @@ def _dataset(
     part: NDArray[np.int64],
     pipeline: Pipeline,
     seed: int,
-    workers: int,
 ) -> Dataset:
     """Make a data set of image files; ``part`` is 0, 1, 2 for training, validation, test, or 3 for none.
 
@@ -358,7 +344,7 @@ def _dataset(
     splits = []
     for number in range(3):
         rows = rng.permutation(np.flatnonzero(part == number))
-        files = ImageFiles([paths[i] for i in rows], pipeline, workers=workers)
+        files = ImageFiles([paths[i] for i in rows], pipeline)
         splits.append(Split(cast(Tensor, files), torch.from_numpy(y[rows]), torch.from_numpy(group[rows])))
     return Dataset(name, splits[0], splits[1], splits[2], task="classification")
 

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import math
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elliptica import __version__
 from elliptica._utils.perceptron import Activation, mlp
 from elliptica._utils.random import stream, stream_seed
 from elliptica.core.elliptic import Elliptic
 from elliptica.lab.data.toy import TwoMoons, half_discs
 from elliptica.lab.models import stack, unstack
 from elliptica.landscape import MaximumPrinciple, check_maximum_principle
+from elliptica.report.page import present_versions
 
 #: Methods, in the order of tables and figures, with their names on screen.
 METHODS = {"erm": "ERM (ordinary training)", "mixup": "mixup", "elliptic": "elliptic"}
@@ -127,8 +126,11 @@ class Study:
     def to_json(self) -> str:
         """Return settings, versions and every run."""
         runs = [dataclasses.asdict(run) for runs in self.runs.values() for run in runs]
-        versions = {"elliptica": __version__, "torch": torch.__version__, "python": platform.python_version()}
-        content = {"settings": dataclasses.asdict(self.settings), "versions": versions, "runs": runs}
+        content = {
+            "settings": dataclasses.asdict(self.settings),
+            "versions": present_versions(),
+            "runs": runs,
+        }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 

@@ -365,7 +365,6 @@ def _first(context: Context, share: float, **changes: Any) -> TrainingSettings:
     first = {
         "epochs": max(math.ceil(share * context.training.epochs), 1),
         "select": "last",
-        "patience": None,
         "balance": "none",
         **changes,
     }

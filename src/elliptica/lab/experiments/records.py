@@ -7,7 +7,6 @@ import functools
 import gzip
 import hashlib
 import json
-import platform
 import subprocess
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elliptica import __version__
 from elliptica._utils.files import replacing
 from elliptica.lab.experiments.specification import Run
+from elliptica.report.page import present_versions
 
 try:
     import fcntl
@@ -94,11 +93,7 @@ def run_hash(run: Run, draws: int = DRAWS) -> str:
 
 
 class Records:
-    """The records in one file.
-
-    Args:
-        path: The file; it need not exist.
-    """
+    """The records in one file, which need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -150,11 +145,6 @@ def is_recorded(out: Path, run: Run, *, with_epochs: bool = False) -> bool:
     return record is not None and (not with_epochs or bool(record.right))
 
 
-def model_file(out: Path, run: Run) -> Path:
-    """Where the selected weights of a run are, if they are kept."""
-    return out / "models" / f"{run_hash(run)}.safetensors"
-
-
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Wait for the lock of a file; a process that dies gives it free.
@@ -192,11 +182,7 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 @functools.cache
 def versions() -> dict[str, str]:
     """What the numbers depend on; "+" marks a commit with local changes."""
-    import numpy as np
-    import torch
-
-    names = {"elliptica": __version__, "python": platform.python_version()}
-    names |= {"torch": torch.__version__, "numpy": np.__version__}
+    names = present_versions()
     root = Path(__file__).resolve().parents[4]
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]

@@ -20,11 +20,9 @@ from typing import Any
 
 import torch
 from joblib import Parallel, delayed
-from safetensors.torch import save_file
 from torch import nn
 
 from elliptica._utils.extras import import_extra
-from elliptica._utils.files import replacing
 from elliptica._utils.random import stream
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import metrics
@@ -33,7 +31,6 @@ from elliptica.lab.experiments.records import (
     DRAWS,
     Record,
     is_recorded,
-    model_file,
     records_of,
     run_hash,
     versions,
@@ -48,7 +45,7 @@ from elliptica.lab.experiments.registry import (
 )
 from elliptica.lab.experiments.specification import Run, SpecificationError
 from elliptica.lab.training.batch import Objective, TrainingSettings
-from elliptica.lab.training.loop import EpochEnd, FitResult, Progress, fit, model_tensors
+from elliptica.lab.training.loop import EpochEnd, FitResult, Progress, fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +58,6 @@ class Options:
     jobs: int = 1  # runs at once, in processes with one thread each if there are several
     ray: str | None = None  # address of a Ray cluster to do them on; None is this machine
     tensorboard: Path | None = None  # folder for event files, one folder per run in it; None writes none
-    keep_models: bool = False  # write the selected weights of each new run
     #: Record the right answers on validation and test rows after every epoch; they decide nothing. Runs that
     #: were recorded without them are done anew.
     every_epoch: bool = False
@@ -112,9 +108,6 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             progress=end_epoch,
             observe=right_answers if options.every_epoch else None,
         )
-    if options.keep_models:
-        with replacing(model_file(options.out, run)) as part:
-            save_file(model_tensors(model), part)
     return Record.model_validate(
         {
             "run": run,

@@ -24,53 +24,35 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @checked.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainingSettings:
-    """Settings of `fit` (paper: Table 12).
+    """Settings of `fit` (paper: Table 12)."""
 
-    Attributes:
-        epochs: Passes over the training data.
-        batch_size: Rows of a step.
-        lr: Learning rate.
-        optimizer: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of SGD.
-        nesterov: Whether SGD uses Nesterov momentum.
-        weight_decay: Weight decay of either, as in torch's optimisers.
-        milestones: Epochs before which the rate is multiplied by ``gamma``.
-        gamma: Factor at each milestone.
-        drop_last: Skip an incomplete last batch (as the C-Mixup reference does).
-        select: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
-        patience: Stop after so many epochs without a better validation metric; None never does.
-        precision: ``"bfloat16"`` runs the forward pass under autocast.
-        augment: ``"flip_crop"`` mirrors images at random and shifts them by up to ``padding`` pixels.
-        padding: Of the crops.
-        balance: ``"group"`` or ``"class"`` draws rows with replacement so that all groups, or classes, are
-            equally likely.
-        shuffle: Draw a new order of rows for every epoch. False keeps the order of the data, as the C-Mixup
-            reference does on SkillCraft, Crime and RCF-MNIST.
-        average: Validate and keep an average of weights that prefers the last steps.
-    """
-
-    epochs: Count
-    batch_size: Count
-    lr: Positive
+    epochs: Count  # passes over the training data
+    batch_size: Count  # rows of a step
+    lr: Positive  # learning rate
     optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: NonNegative = 0.0
-    nesterov: bool = False
-    weight_decay: NonNegative = 0.0
-    milestones: tuple[Count, ...] = ()
-    gamma: Positive = 0.1
-    drop_last: bool = False
+    momentum: NonNegative = 0.0  # momentum of SGD
+    weight_decay: NonNegative = 0.0  # weight decay of either, as in torch's optimisers
+    milestones: tuple[Count, ...] = ()  # epochs before which the rate is multiplied by ``gamma``
+    gamma: Positive = 0.1  # factor at each milestone
+    drop_last: bool = False  # skip an incomplete last batch (as the C-Mixup reference does)
+    #: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
     select: Literal["validation", "last"] = "validation"
-    patience: Count | None = None
+    #: ``"bfloat16"`` runs the forward pass under autocast.
     precision: Literal["float32", "bfloat16"] = "float32"
+    #: ``"flip_crop"`` mirrors images at random and shifts them by up to ``padding`` pixels.
     augment: Literal["none", "flip_crop"] = "none"
-    padding: Annotated[int, Field(ge=0)] = 2
+    padding: Annotated[int, Field(ge=0)] = 2  # pixels by which crops may be shifted
+    #: ``"group"`` or ``"class"`` draws rows with replacement so that all groups, or classes, are equally
+    #: likely.
     balance: Literal["none", "group", "class"] = "none"
+    #: Draw a new order of rows for every epoch. False keeps the order of the data, as the C-Mixup reference
+    #: does on SkillCraft, Crime and RCF-MNIST.
     shuffle: bool = True
-    average: bool = False
+    average: bool = False  # validate and keep an average of weights that prefers the last steps
 
     def __post_init__(self) -> None:
-        if self.optimizer == "adam" and (self.momentum or self.nesterov):
-            raise ValueError('momentum and nesterov need optimizer="sgd".')
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError('momentum needs optimizer="sgd".')
         if not self.shuffle and self.balance != "none":
             raise ValueError("balance draws rows at random: it needs shuffle = true.")
 
@@ -79,13 +61,7 @@ class TrainingSettings:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if self.optimizer == "adam":
             return make_adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(
-            parameters,
-            lr=self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-        )
+        return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
 
     def row_weights(self, train: Split) -> Tensor | None:
         """Weight of each training row in a balanced draw; None without balance."""

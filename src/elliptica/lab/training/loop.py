@@ -213,7 +213,7 @@ def fit(
         torch.manual_seed(stream_seed(name, seed, "model"))
         if checkpoint is not None:
             state, best = trained.restore(checkpoint) or (state, best)
-        while not _is_finished(state, settings, budget):
+        while state.epochs < settings.epochs if budget is None else state.evaluations < budget:
             parts = batches(
                 data.train,
                 settings.batch_size,
@@ -247,12 +247,6 @@ def fit(
     model.load_state_dict(best)
     model.eval()
     return state
-
-
-def _is_finished(state: FitResult, settings: TrainingSettings, budget: int | None) -> bool:
-    if state.epochs >= settings.epochs if budget is None else state.evaluations >= budget:
-        return True
-    return settings.patience is not None and state.epochs - 1 - state.epoch >= settings.patience
 
 
 def _end(state: FitResult, trained: Trained, budget: int | None) -> EpochEnd:
