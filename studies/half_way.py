@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -142,99 +142,70 @@ def train(name: str, size: int, draw: int, budget: int) -> Record:
     return rounded(record | {"errors": errors, "failed": [*result.failed]})
 
 
-def harms(records: list[Record], method: str) -> dict[tuple[str, int], float]:
-    """Return the test error of a method over that of ordinary training, by table and size."""
-    against = PLAIN if method in UNTUNED else "erm"
-    parts: dict[tuple[str, int], list[float]] = {}
-    for record in records:
-        errors = record["errors"]
-        if {method, against} <= {*errors}:
-            parts.setdefault((record["table"], record["size"]), []).append(errors[method] / errors[against])
-    return {place: geometric_mean(values) for place, values in parts.items()}
+def cases(records: list[Record]) -> pd.DataFrame:
+    """Return, by table and size, the ratio and its controls, and the error of each method over ordinary."""
+    frame = pd.json_normalize(records)
+    logs = {}
+    for method in [*TUNED, *UNTUNED]:
+        against = PLAIN if method in UNTUNED else "erm"
+        if f"errors.{method}" in frame:
+            logs[method] = np.log(frame[f"errors.{method}"] / frame[f"errors.{against}"])
+    chords = frame.filter(like="chord.")
+    places = [pd.Categorical(frame["table"], TABLES), frame["size"]]
+    means = np.exp(pd.DataFrame(logs).groupby(places, observed=True).mean())
+    return chords.groupby(places, observed=True).median().join(means, how="right")
 
 
-def measure(records: list[Record], of: Callable[[Record], float]) -> dict[tuple[str, int], float]:
-    """Return the median of something over the draws, by table and size."""
-    parts: dict[tuple[str, int], list[float]] = {}
-    for record in records:
-        parts.setdefault((record["table"], record["size"]), []).append(of(record["chord"]))
-    return {place: median(values) for place, values in parts.items()}
-
-
-def summary(records: list[Record], size: int, method: str) -> list[str]:
+def summary(some: pd.DataFrame, size: int, method: str) -> list[str]:
     """Return one line: how well the ratio and its controls tell where a method harms."""
-    harm = {place: value for place, value in harms(records, method).items() if place[1] == size}
-    ratio = measure(records, lambda c: c["ratio"])
-    scores = ratio, measure(records, lambda c: c["bend"]), measure(records, lambda c: -c["noise"])
-    known = {place for place, noise in measure(records, lambda c: c["noise"]).items() if noise <= MOST_NOISE}
-    values = np.array(list(harm.values()))
-    hurt = values > HARM
-    line = [f"{size:,}", LABELS[method], f"{len(harm)}", f"{geometric_mean(values):.3f}", f"{hurt.sum()}"]
-    line.append(f"{stats.spearmanr([ratio[place] for place in harm], values).statistic:.2f}")
-    for score in scores:
-        both = 0 < hurt.sum() < len(hurt)
-        line.append(f"{roc_auc_score(hurt, [score[place] for place in harm]):.2f}" if both else "")
-    called = [place for place in harm if place in known and ratio[place] > HURTS]
-    cleared = [place for place in harm if place in known and ratio[place] < HARMLESS]
-    line.append(f"{sum(harm[place] > HARM for place in called)} of {len(called)}")
-    line.append(f"{sum(harm[place] <= HARM for place in cleared)} of {len(cleared)}")
-    gated = [harm[place] if ratio[place] < HARMLESS else 1.0 for place in harm]
-    return [*line, f"{geometric_mean(gated):.3f}", f"{sum(value > HARM for value in gated)}"]
+    harm, ratio, known = some[method], some["chord.ratio"], some["chord.noise"] <= MOST_NOISE
+    hurt = harm > HARM
+    line = [f"{size:,}", LABELS[method], f"{len(harm)}", f"{geometric_mean(harm):.3f}", f"{hurt.sum()}"]
+    line.append(f"{stats.spearmanr(ratio, harm).statistic:.2f}")
+    line += [
+        f"{roc_auc_score(hurt, score):.2f}" for score in (ratio, some["chord.bend"], -some["chord.noise"])
+    ]
+    called, cleared = known & (ratio > HURTS), known & (ratio < HARMLESS)
+    line += [f"{hurt[called].sum()} of {called.sum()}", f"{(~hurt[cleared]).sum()} of {cleared.sum()}"]
+    gated = harm.where(ratio < HARMLESS, 1.0)
+    return [*line, f"{geometric_mean(gated):.3f}", f"{(gated > HARM).sum()}"]
 
 
 def blocks(records: list[Record]) -> dict[str, str]:
     """The tables of the page."""
-    if not records:
-        return {"tables": "No cell has been run yet."}
     once = [r for r in records if r["budget"] == 1]
+    every = cases(once)
     head = ["rows", "method", "tables", "error / ordinary", "harmed", "Spearman"]
     head += ["AUC: ratio", "curve over line", "low noise", "*hurts* right", "*harmless* right"]
-    lines = [summary(once, size, method) for size in SIZES for method in MIXING]
+    lines = [summary(every.xs(size, level=1), size, method) for size in SIZES for method in MIXING]
     text = ["## Does it tell?", "", *table([*head, "rule: error", "rule: harmed"], lines, "rl")]
     text += ["", "## Longer training", "", *table(*longer(records), "rl"), "", "## Every table", ""]
-    ratio, bend, noise = (measure(once, lambda c, key=key: c[key]) for key in ("ratio", "bend", "noise"))
-    methods = [*MIXING, "noise"]
-    by = {method: harms(once, method) for method in methods}
+    methods, shown = [*MIXING, "noise"], {"ratio": ".2g", "bend": "+.2f", "noise": ".2f"}
     rows = [
-        [
-            name,
-            f"{size:,}",
-            f"{ratio[name, size]:.2g}",
-            f"{bend[name, size]:+.2f}",
-            f"{noise[name, size]:.2f}",
-        ]
-        + [f"{by[m][name, size]:.3f}" if (name, size) in by[m] else "failed" for m in methods]
-        for name, size in sorted(ratio, key=lambda place: ([*TABLES].index(place[0]), place[1]))
+        [name, f"{size:,}", *(f"{row[f'chord.{key}']:{form}}" for key, form in shown.items())]
+        + [f"{row[method]:.3f}" for method in methods]
+        for (name, size), row in every.iterrows()
     ]
     head = ["table", "rows", "chord ratio", "curve over line", "noise", *(LABELS[m] for m in methods)]
-    text += table(head, rows)
-    seconds = {size: [r["seconds"] for r in once if r["size"] == size] for size in SIZES}
-    words = ", ".join(f"{median(s):.1f} s at {size:,} rows" for size, s in seconds.items() if s)
-    return {"tables": "\n".join([*text, "", f"Seconds of the chord ratio, one thread, median: {words}."])}
+    seconds = pd.DataFrame(once).groupby("size")["seconds"].median()
+    words = ", ".join(f"{value:.1f} s at {size:,} rows" for size, value in seconds.items())
+    text += [*table(head, rows), "", f"Seconds of the chord ratio, one thread, median: {words}."]
+    return {"tables": "\n".join(text)}
 
 
 def longer(records: list[Record]) -> tuple[list[str], list[list[str]]]:
     """Return what twice the epochs and patience change: errors, and harms, of the same first draw."""
-    twice = {(r["table"], r["size"]): r["errors"] for r in records if r["budget"] == 2}
-    first = {(r["table"], r["size"]): r["errors"] for r in records if (r["budget"], r["draw"]) == (1, 0)}
+    frame = pd.json_normalize([r for r in records if r["draw"] == 0]).set_index(["size", "table"])
     rows = []
-    for size in SIZES:
-        places = [place for place in twice if place[1] == size and place in first]
-        for method in ("erm", "mixup", "elliptic") if places else ():
-            ratios = [twice[place][method] / first[place][method] for place in places]
-            harm = [
-                geometric_mean([part[place][method] / part[place]["erm"] for place in places])
-                for part in (first, twice)
-            ]
-            changed = sum(abs(value - 1) > HARM - 1 for value in ratios)
-            row = [
-                f"{size:,}",
-                LABELS[method],
-                f"{len(places)}",
-                f"{geometric_mean(ratios):.3f}",
-                f"{changed}",
-            ]
-            rows.append([*row, *(f"{value:.3f}" for value in harm)])
+    for size in [size for size in SIZES if size > min(SIZES)]:
+        part = frame.loc[size]
+        first, twice = part[part.budget == 1], part[part.budget == 2]
+        for method in ("erm", "mixup", "elliptic"):
+            ratio = twice[f"errors.{method}"] / first[f"errors.{method}"]
+            changed = ((ratio - 1).abs() > HARM - 1).sum()
+            harms = [geometric_mean(each[f"errors.{method}"] / each["errors.erm"]) for each in (first, twice)]
+            row = [f"{size:,}", LABELS[method], f"{len(ratio)}", f"{geometric_mean(ratio):.3f}", f"{changed}"]
+            rows.append([*row, *(f"{value:.3f}" for value in harms)])
     head = ["rows", "method", "tables", "twice / once", "changed by more than 2 %"]
     return [*head, "error / ordinary, once", "twice"], rows
 

@@ -13,8 +13,10 @@ import torch
 import anticipation
 import breast_protocols
 import common
+import half_way
 import regression_controls
 import uncertainty
+from elliptica.core import chord
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.records import DRAWS, write_lines
 from elliptica.lab.experiments.specification import PaperValue
@@ -34,6 +36,23 @@ def test_pages_follow_from_the_records(name):
     study = import_module(name)
     assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
     assert next(study.run(study.STUDY.read()), None) is None
+
+
+@pytest.mark.parametrize("name", ["compare_tables", "half_way"])
+def test_pages_of_tables_that_need_packages_follow_from_the_records(name):
+    study = import_module(name)
+    assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
+
+
+def test_the_chord_ratio_prints_the_counts_of_its_study():
+    every = half_way.cases([r for r in half_way.STUDY.read() if r["budget"] == 1])
+    large = every[every.index.get_level_values("size") >= 1_000]
+    low = 0.0
+    for high, counts in chord._HARMED.items():
+        part = large[(large["chord.ratio"] > low) & (large["chord.ratio"] <= high)]
+        hurt = [int((part[method] > half_way.HARM).sum()) for method in ("mixup", "elliptic")]
+        assert (*hurt, len(part)) == counts
+        low = high
 
 
 def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
