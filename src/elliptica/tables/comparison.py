@@ -156,6 +156,8 @@ class Store:
 
 #: Called with the finished share of the whole and a message.
 Listener = Callable[[float, str], None]
+#: Share of a time limit that is for folds; the rest is for the last fit and the page.
+FOLD_SHARE = 0.8
 #: Folds of small tables are trained together, up to this many rows: faster, but an interruption loses more.
 _STACK_ROWS = 4_000
 #: Stacks of networks even in a small table, to keep two cores busy.
@@ -454,7 +456,7 @@ class Session:
         """Run the folds that are not finished, until the time limit; report progress to ``listen``."""
         minutes = self.options.minutes
         tasks, workers = self._tasks(), self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
-        deadline = None if minutes is None else clock.monotonic() + 60 * minutes
+        deadline = None if minutes is None else clock.monotonic() + 60 * minutes * FOLD_SHARE
         progress = _Progress(listen, deadline, tasks, workers)
         with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
             waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
@@ -608,7 +610,7 @@ def compare(
               ``"sklearn.ensemble:ExtraTreesRegressor"``; ordinary training is always included), ``select``
               (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
               targets), ``refit_all`` (the saved model also learns the rows of ``test``);
-            - the effort: ``minutes`` (stop then; finished folds are compared), ``quick``, ``folds``,
+            - the effort: ``minutes`` (about; finished folds are compared), ``quick``, ``folds``,
               ``repeats``, ``trials``, ``epochs``, ``networks``, ``hidden``, ``seed``, ``jobs``.
 
     Raises:
