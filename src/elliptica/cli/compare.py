@@ -83,7 +83,7 @@ def compare(
     quick: Annotated[
         bool, _option(_EFFORT, "A first impression: fewer settings and epochs.", "--quick")
     ] = False,
-    minutes: Annotated[float | None, _option(_EFFORT, "Time limit, about; finished folds are compared.")] = None,
+    minutes: Annotated[float | None, _option(_EFFORT, "Time limit; finished folds are compared.")] = None,
     set_: Annotated[
         list[str] | None,
         _option(
