@@ -1,5 +1,7 @@
 """Boosted trees of other libraries, and averages: lengths, categories, temperatures and files."""
 
+import sys
+
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
@@ -68,3 +70,15 @@ def test_averages(tmp_path):
     assert np.array_equal(average.predict(x), expected)
     assert np.array_equal(load(save(average, tmp_path / "m")).predict(x), expected)
     assert not hasattr(average, "predict_proba")
+
+
+def test_a_model_imports_no_library_of_another_name(tmp_path, monkeypatch):
+    """A file from anybody may name one."""
+    (tmp_path / "stranger.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = Booster(library="stranger")
+    model.model_, model.n_features_in_ = b"", 2
+    for call in (model.predict, model.fit):
+        with pytest.raises((ValueError, KeyError)):
+            call(*table(0)[: 1 if call == model.predict else 2])
+    assert "stranger" not in sys.modules

@@ -2,41 +2,43 @@
 
 Bridges and mixup train on points between two rows, with a target between theirs. Where the target is a curved
 function of the inputs, that target is wrong, and no network can remove the error: it is the part of the
-objective that Lemma 1 bounds. The chord ratio compares it with the noise that is there anyway.
+objective that Lemma 1 bounds. The chord ratio compares it with the error of a smooth fit, noise included.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.perceptron import one_thread
+from elliptica.core.layers import evaluation_mode
 
 #: In how many cases with a ratio up to the first number mixup, and elliptic training, were more than 2 %
-#: worse than ordinary training, all tuned alike with 1,000 rows or more, and of how many (results/half_way).
-_HARMED = {0.3: (5, 5, 27), 0.7: (4, 4, 6), math.inf: (9, 12, 14)}
+#: worse than ordinary training, all tuned alike, of how many (results/half_way), with so many rows or more.
+_HARMED, _STUDIED_ROWS = {0.3: (5, 5, 27), 0.7: (4, 4, 6), math.inf: (9, 12, 14)}, 1_000
 #: A surrogate with a larger share of the variance as its error knows nothing of the curve.
 MOST_NOISE = 0.9
-#: With fewer rows, the ratio says little.
-FEW_ROWS = 200
 _PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
 _SCALES = (0.03, 0.1, 0.3, 1.0, 3.0)  # of the kernel, divided by the number of columns
-_FOLDS, _ASSIGNMENTS, _RESAMPLES = 5, 4, 200
+_FOLDS, _ASSIGNMENTS, _SPLITS = 5, 4, 3
 
 
 @dataclass(frozen=True)
 class ChordRatio:
-    """How wrong targets half-way between two rows are, relative to the noise."""
+    """How wrong targets half-way between two rows are, relative to the error of a smooth fit."""
 
     ratio: float  # mean squared error of the target half-way, over the mean squared error of the surrogate
-    low: float  # ends of a 95 % interval: rows resampled, several assignments to folds
+    low: float  # ends of an interval from halves of the rows, rough
     high: float
     bend: float  # its control: error of a line over that of the curve, less 1; NaN for a given model
     noise: float  # mean squared error of the surrogate over the variance of the targets
@@ -49,26 +51,23 @@ class ChordRatio:
         return self.noise <= MOST_NOISE
 
     def __str__(self) -> str:
-        """State the ratio, and what limits it."""
-        error = f"{self.ratio:.2g} times ({self.low:.2g} to {self.high:.2g}) the noise"
+        """State the ratio, and what followed from such a ratio where that was studied."""
+        error = f"{self.ratio:.2g} times ({self.low:.1g} to {self.high:.1g}) that of a smooth fit"
         text = f"Half-way between two rows, the squared error of the target is {error} (chord ratio)."
         if not self.is_known:
-            text += " What it was measured with predicts hardly anything, so that says nothing."
-        else:
-            mixup, elliptic, n = next(counts for end, counts in _HARMED.items() if self.ratio <= end)
-            text += f" In {n} cases like that, mixup hurt {mixup} times, elliptic training {elliptic} times."
-        if self.n_rows < FEW_ROWS:
-            text += f" With {self.n_rows} rows, that says little."
-        if self.n_rows < self.n_all:
-            text += f" Measured on {self.n_rows:,} of {self.n_all:,} rows."
-        return text
+            return f"{text} The fit predicts hardly anything, so that says nothing."
+        if self.n_all < _STUDIED_ROWS or math.isnan(self.bend):
+            return text
+        mixup, elliptic, n = next(counts for end, counts in _HARMED.items() if self.ratio <= end)
+        text += f" In {n} cases like that, mixup was over 2 % worse than ordinary training {mixup} times, "
+        return f"{text}elliptic training {elliptic} times."
 
 
 def chord_ratio(
     x: Any,
     y: Any,
     *,
-    model: Callable[[Tensor], Tensor] | None = None,
+    model: Callable[[Tensor], Any] | None = None,
     max_rows: int | None = None,
     generator: torch.Generator | None = None,
 ) -> ChordRatio:
@@ -77,7 +76,7 @@ def chord_ratio(
     The ratio is ``E[(g((a + b) / 2) - (g(a) + g(b)) / 2)^2]`` over pairs of rows, divided by the mean squared
     error of ``g``. By default ``g`` is a kernel ridge regression on standardised inputs, tuned by
     cross-validation, which also measures its error. Above 1, bridges and mixup train on targets that are
-    wrong by more than the noise. What followed on 30 tables is in docs: settings. Not for classes.
+    wrong by more than a smooth fit is. What followed on 30 tables is in docs: settings. Not for classes.
 
     Args:
         x: Inputs ``(rows, ...)``: array, frame of numbers, or tensor.
@@ -85,7 +84,7 @@ def chord_ratio(
         model: Fitted model to use as ``g``; pass rows that it was not trained on. To ask about a hidden
             layer, pass its activations as ``x`` and the rest of the network as the model.
         max_rows: Rows that are used at most, a random sample; by default 1,000, or 200 for a model.
-        generator: Source of the sample, folds and resamples; by default a fixed one.
+        generator: Source of the sample, folds and halves; by default a fixed one.
 
     Example:
         >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
@@ -95,55 +94,51 @@ def chord_ratio(
     generator = generator or torch.Generator().manual_seed(0)
     inputs, targets = _numbers("x", x), _numbers("y", y)
     n_all, least = len(inputs), 4 * _FOLDS
-    if len(targets) != n_all or n_all < least:
-        raise ValueError(f"x and y need as many rows, {least} or more, but have {n_all} and {len(targets)}.")
-    targets = targets.reshape(n_all, -1)
+    checks.same_rows("y", targets, n_all)
     limit = max_rows or (1_000 if model is None else 200)
+    checks.count("max_rows", limit, least)
     if n_all > limit:
         rows = torch.randperm(n_all, generator=generator)[:limit]
         inputs, targets = inputs[rows], targets[rows]
-    both = torch.cat([inputs.flatten(1), targets], 1)
-    once = torch.from_numpy(np.sort(np.unique(both, axis=0, return_index=True)[1]))
-    inputs, targets = inputs[once], targets[once]  # a copy in another fold would look like knowledge
-    if len(once) < least:
-        raise ValueError(f"x and y have {len(once)} distinct rows, but {least} are needed.")
-    if not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
+    if len(torch.unique(torch.cat([inputs.flatten(1), targets], 1), dim=0)) < least:
+        raise ValueError(f"x and y need {least} distinct rows or more.")
+    if not targets.numel() or not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
         raise ValueError("x or y is constant, so there is nothing to predict.")
-    if model is None:
-        with one_thread():  # threads wait for each other longer than such products take
-            chords, errors, bend = _kernel_chords(_scaled(inputs.flatten(1)), _scaled(targets), generator)
-    else:
-        chords, errors, bend = *_model_chords(model, inputs, targets), float("nan")
-    one = torch.ones(1, len(inputs), dtype=torch.float64)
-    drawn = torch.randint(len(inputs), (_RESAMPLES, len(inputs)), generator=generator)
-    often = one.new_zeros(drawn.shape).scatter_add_(1, drawn, one.expand(drawn.shape))
-    resampled = (often * errors[torch.arange(_RESAMPLES) % len(errors)]).mean(1)
-    low, high = (_pair_mean(chords, often) / resampled).quantile(one.new_tensor([0.025, 0.975])).tolist()
-    ratio, spread = float(_pair_mean(chords, one) / errors.mean()), targets.var(0).sum()
-    noise = float(errors.mean() / (targets.shape[1] if model is None else spread))
+    chords: Callable[[Tensor], tuple[Tensor, Tensor, float, float]]
+    with one_thread():  # threads wait for each other longer than such products take
+        if model is None:
+            chords = partial(_kernel_chords, _scaled(inputs.flatten(1)), _scaled(targets), generator)
+        else:
+            chords = partial(_parts, *_model_chords(model, inputs, targets))
+        pairs, errors, bend, noise = chords(torch.arange(len(inputs)))
+        ratio = _ratio(pairs, errors)
+        orders = [torch.randperm(len(inputs), generator=generator) for _ in range(_SPLITS)]
+        halves = [half.sort().values for order in orders for half in order.chunk(2)]
+        logs = torch.tensor([math.log(max(_ratio(*chords(half)[:2]), 1e-300)) for half in halves])
+    # the delete-half jackknife: estimates from half the rows vary twice as much, but share half of the rows
+    reach = 2.57 * float((logs - logs.mean()).square().mean().sqrt())  # Student's, five degrees of freedom
+    low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
     return ChordRatio(ratio, low, high, bend, noise, len(inputs), n_all)
 
 
-def _numbers(name: str, values: Any) -> Tensor:
-    """Convert to numbers; classes and gaps raise."""
-    array = values if isinstance(values, Tensor) else np.asarray(values)
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind in "OUS":
-            try:
-                array = array.astype(np.float64)
-            except ValueError:
-                raise TypeError(
-                    f"{name} holds text. Encode it first, e.g. by elliptica.estimators.TablePreprocessor."
-                ) from None
-        array = torch.from_numpy(array.copy())
+def _numbers(name: str, values: Any) -> Float[Tensor, "rows ..."]:
+    """Convert to numbers, rows first; classes and gaps raise."""
+    array = values
+    if not isinstance(values, Tensor):
+        array = np.asarray(values)
+        try:
+            kind = array.dtype if array.dtype.kind in "biu" else np.float64
+            array = torch.from_numpy(np.array(array, dtype=kind, order="C"))
+        except (TypeError, ValueError):
+            hint = "Encode other columns first, e.g. by elliptica.estimators.TablePreprocessor."
+            raise TypeError(f"{name} must hold numbers, but has the dtype {array.dtype}. {hint}") from None
     array = array.detach().cpu()
-    if name == "y" and not array.is_floating_point() and len(array.unique()) < 20:
+    if name == "y" and len(array.unique()) < (3 if array.is_floating_point() else 20):
         raise ValueError(
             "y looks like classes, for which the ratio does not work; pass real targets as floats."
         )
-    if not array.isfinite().all():
-        raise ValueError(f"{name} has missing or infinite values; fill or drop them first.")
-    return array.double()
+    checks.finite(name, array)
+    return array.double().reshape(len(array), -1) if name == "y" or array.ndim == 1 else array.double()
 
 
 def _scaled(values: Tensor) -> Tensor:
@@ -152,17 +147,28 @@ def _scaled(values: Tensor) -> Tensor:
     return ((values - values.mean(0)) / spread)[:, spread > 0].clamp(-5, 5)
 
 
-def _pair_mean(chords: Tensor, often: Float[Tensor, "draws rows"]) -> Float[Tensor, " draws"]:
-    """Mean over pairs of different rows, each row taken as often as a draw says."""
-    return ((often @ chords) * often).sum(1) / (often.sum(1).square() - often.square().sum(1))
+def _ratio(chords: Float[Tensor, "rows rows"], errors: Tensor) -> float:
+    """Mean over pairs of different rows, over the mean error."""
+    n = len(chords)
+    return float(chords.sum() / (n * (n - 1)) / errors.mean())
 
 
 def _kernel_chords(
-    x: Float[Tensor, "rows columns"], y: Float[Tensor, "rows outputs"], generator: torch.Generator
-) -> tuple[Tensor, Tensor, float]:
-    """Fit a kernel ridge regression; return squared chords of all pairs, errors, and the lead over a line."""
+    x: Float[Tensor, "rows columns"],
+    y: Float[Tensor, "rows outputs"],
+    generator: torch.Generator,
+    rows: Tensor,
+) -> tuple[Tensor, Tensor, float, float]:
+    """Fit a kernel ridge regression to some rows.
+
+    Return the squared chords of all pairs, the squared errors, the lead over a line, and the share of noise.
+    """
+    x, y = x[rows], y[rows]
     n, distance = len(x), torch.cdist(x, x).square()
-    folds = [torch.randperm(n, generator=generator) % _FOLDS for _ in range(_ASSIGNMENTS)]
+    # copies are in one fold: in another one they would look like knowledge
+    copy_of = torch.unique(torch.cat([x, y], 1), dim=0, return_inverse=True)[1]
+    first = torch.full((n,), n).scatter_reduce(0, copy_of, torch.arange(n), "amin")[copy_of]
+    folds = [(torch.randperm(n, generator=generator) % _FOLDS)[first] for _ in range(_ASSIGNMENTS)]
     scores = {
         (scale, penalty): float(
             _errors(torch.exp(-scale / x.shape[1] * distance), y, penalty, folds[0]).mean()
@@ -173,7 +179,7 @@ def _kernel_chords(
     scale, penalty = min(scores, key=lambda pair: scores[pair])
     gamma = scale / x.shape[1]
     kernel = torch.exp(-gamma * distance)
-    errors = torch.stack([_errors(kernel, y, penalty, fold) for fold in folds])
+    errors = torch.stack([_errors(kernel, y, penalty, fold) for fold in folds]).mean(0)
     line = min(
         float(_errors(x @ x.T, y, n * share, folds[0]).mean()) for share in (1e-4, 1e-3, 1e-2, 0.1, 1.0)
     )
@@ -186,7 +192,7 @@ def _kernel_chords(
         ((half * weight) @ half * rest - (end[:, None] + end) / 2).square()
         for weight, end in zip(weights.T, ends.T, strict=True)
     )
-    return torch.as_tensor(chords), errors, bend
+    return torch.as_tensor(chords), errors, bend, float(errors.mean() / y.var(0).sum())
 
 
 def _errors(kernel: Tensor, y: Tensor, penalty: float, fold: Tensor) -> Float[Tensor, " rows"]:
@@ -201,15 +207,28 @@ def _errors(kernel: Tensor, y: Tensor, penalty: float, fold: Tensor) -> Float[Te
     return errors
 
 
+def _parts(chords: Tensor, errors: Tensor, noise: float, rows: Tensor) -> tuple[Tensor, Tensor, float, float]:
+    """Return what a fitted model gives for some rows."""
+    return chords[rows][:, rows], errors[rows], math.nan, noise
+
+
 @torch.no_grad()
-def _model_chords(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared chords of all pairs, and the squared errors, of a fitted model."""
+def _model_chords(model: Callable[[Tensor], Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Squared chords of all pairs, squared errors, and the share of noise, of a fitted model."""
     kind = next(iter(getattr(model, "parameters", list)()), torch.empty(0)).dtype
-    ends = model(x.to(kind)).double().reshape(len(x), -1)
-    if ends.shape != y.shape:
-        raise ValueError(f"model gives {ends.shape[1]} numbers per row, but y has {y.shape[1]}.")
-    chords = torch.zeros(len(x), len(x), dtype=torch.float64)
-    for row in range(1, len(x)):
-        middles = model(((x[:row] + x[row]) / 2).to(kind)).double().reshape(row, -1)
-        chords[row, :row] = (middles - (ends[:row] + ends[row]) / 2).square().sum(1)
-    return chords + chords.T, (ends - y).square().sum(1)[None]
+    spread = y.std(0)
+
+    def predict(points: Tensor) -> Tensor:
+        made = torch.as_tensor(model(points.to(kind))).double()
+        return made.reshape(len(points), -1) / spread if made.numel() == len(points) * y.shape[1] else made
+
+    with evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext():
+        ends = predict(x)
+        if ends.shape != y.shape or not ends.isfinite().all():
+            raise ValueError(f"model must give {y.shape[1]} finite numbers per row, not {tuple(ends.shape)}.")
+        chords = torch.zeros(len(x), len(x), dtype=torch.float64)
+        for row in range(1, len(x)):
+            middles = predict((x[:row] + x[row]) / 2)
+            chords[row, :row] = (middles - (ends[:row] + ends[row]) / 2).square().sum(1)
+    errors = (ends - y / spread).square().sum(1)
+    return chords + chords.T, errors, float(errors.mean() / y.shape[1])

@@ -81,7 +81,8 @@ class Booster(_Model):
     def _answers(self, X: np.ndarray) -> np.ndarray:
         kind = {"prediction_type": "Probability" if hasattr(self, "classes_") else "RawFormulaVal"}
         options = kind if self.library == "catboost" else {}
-        answers = _restore(self.library, self.model_).predict(self._data(X), **options).astype(np.float64)
+        data = self._data(X)  # checks the library before anything of a file is read
+        answers = _restore(self.library, self.model_).predict(data, **options).astype(np.float64)
         if not hasattr(self, "classes_"):
             return np.asarray(answers + self.mean_)
         chances = np.column_stack([1 - answers, answers]) if answers.ndim == 1 else answers
@@ -89,6 +90,8 @@ class Booster(_Model):
 
     def _data(self, X: np.ndarray, y: Any = None) -> Any:
         """Return rows as the library reads them; CatBoost needs whole numbers as codes."""
+        if self.library not in _OBJECTIVES:  # a file may hold any name, and importing runs code
+            raise ValueError(f"library must be one of {', '.join(_OBJECTIVES)}, but got {self.library!r}.")
         library, marks = importlib.import_module(self.library), self.categorical_features
         codes = [] if marks is None else np.flatnonzero(marks).tolist()
         if self.library == "xgboost":
@@ -129,7 +132,9 @@ class Booster(_Model):
 
 @lru_cache(maxsize=16)
 def _restore(library: str, content: bytes) -> Any:
-    """Read a model in the format of its library."""
+    """Read a model in the format of its library; XGBoost would end the process on an empty one."""
+    if not content:
+        raise ValueError("The model is empty.")
     if library == "catboost":
         return importlib.import_module("catboost").CatBoost().load_model(blob=content)
     if library == "lightgbm":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import threading
 import time as clock
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import polars as pl
 from filelock import FileLock, Timeout
+from joblib import cpu_count
 from threadpoolctl import threadpool_limits
 
 from elliptica import __version__
@@ -292,12 +293,14 @@ class Comparison:
 
     @cached_property
     def chord(self) -> ChordRatio | None:
-        """How wrong targets between rows of the table are; None for classes, or with few rows."""
+        """How wrong targets between rows of the table are; None for classes, or with few distinct rows."""
         rows = self.problem.own_rows
-        if self.problem.task == "classification" or len(rows) < 20:
+        if self.problem.task == "classification":
             return None
         inputs, target = self.problem.features[rows], self.problem.target[rows]
-        return chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target)
+        with suppress(ValueError):
+            return chord_ratio(make_preprocessor(self.problem).fit_transform(inputs, target), target)
+        return None
 
     @property
     def best(self) -> str:
@@ -455,7 +458,7 @@ class Session:
     def run(self, listen: Listener | None = None) -> None:
         """Run the folds that are not finished, until the time limit; report progress to ``listen``."""
         minutes = self.options.minutes
-        tasks, workers = self._tasks(), self.options.jobs or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        tasks, workers = self._tasks(), self.options.jobs or min(_MOST_WORKERS, cpu_count())
         deadline = None if minutes is None else clock.monotonic() + 60 * minutes * FOLD_SHARE
         progress = _Progress(listen, deadline, tasks, workers)
         with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
