@@ -69,6 +69,15 @@ def data_dir():
     return Path(folder)
 
 
+@pytest.fixture(scope="session")
+def results():
+    """Folder of the committed records and their pages; the test is skipped where they are absent."""
+    folder = Path(__file__).resolve().parent.parent / "results"
+    if not folder.is_dir():
+        pytest.skip("results/ is absent: the source distribution leaves it out, a clone has it")
+    return folder
+
+
 @pytest.fixture
 def own_checks():
     """Switch the suite's shape checker off, so that bad input meets the library's own errors."""

@@ -11,7 +11,10 @@ import reproduction
 from elliptica.lab.experiments.choice import read_folder
 from elliptica.lab.experiments.records import DRAWS, records_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")  # tuned with earlier draws
+pytestmark = [
+    pytest.mark.usefixtures("results"),
+    pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),  # tuned with earlier draws
+]
 
 
 def glance(text):

@@ -65,7 +65,7 @@ def build(folder):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(tmp_path_factory, results):  # whose pages are in the navigation
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
     folder = tmp_path_factory.mktemp("site")
     done = build(folder)
@@ -175,6 +175,7 @@ def test_every_public_name_is_in_the_api(package):
     assert not missing, f"names of {package} that are on no page of docs/api: {missing}"
 
 
+@pytest.mark.usefixtures("results")  # a link to a folder
 @pytest.mark.parametrize(
     ("line", "rewritten"),
     [

@@ -13,7 +13,6 @@ import torch
 import anticipation
 import breast_protocols
 import common
-import half_way
 import regression_controls
 import uncertainty
 from elliptica.core import chord
@@ -31,6 +30,7 @@ NAMES = [
 NAMES += ["regression_controls", "sampling_modes", "two_moons", "uncertainty"]
 
 
+@pytest.mark.usefixtures("results")
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_follow_from_the_records(name):
     study = import_module(name)
@@ -38,13 +38,17 @@ def test_pages_follow_from_the_records(name):
     assert next(study.run(study.STUDY.read()), None) is None
 
 
+@pytest.mark.usefixtures("results")
 @pytest.mark.parametrize("name", ["compare_tables", "half_way"])
 def test_pages_of_tables_that_need_packages_follow_from_the_records(name):
     study = import_module(name)
     assert study.STUDY.page() == study.STUDY.readme.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("results")
 def test_the_chord_ratio_prints_the_counts_of_its_study():
+    import half_way  # reads the list of its tables from results/
+
     every = half_way.cases([r for r in half_way.STUDY.read() if r["budget"] == 1])
     large = every[every.index.get_level_values("size") >= 1_000]
     low = 0.0
@@ -74,11 +78,13 @@ def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("results")
 def test_the_page_of_protocols_follows_from_the_records():
     assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("results")
 def test_a_cell_of_anticipation(monkeypatch):
     for name, value in (("N_WALKS", 4), ("N_STEPS", 3), ("N_NETWORKS", 2)):
         monkeypatch.setattr(anticipation, name, value)
@@ -166,6 +172,7 @@ def short(monkeypatch):
     monkeypatch.setattr(uncertainty, "LOOK", 10)
 
 
+@pytest.mark.usefixtures("results")
 def test_validation_rows_chose_the_strengths():
     by_cell = {}
     for r in (r for r in uncertainty.STUDY.read() if r["labels"] == "right"):

@@ -12,8 +12,6 @@ from elliptica.lab.experiments.records import DRAWS, Records, write_lines
 from record_cases import make_record, write_records
 from reproduction import parse
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
-
 
 def report(*words):
     return CliRunner().invoke(app, ["report", *map(str, words)])
@@ -72,8 +70,8 @@ def test_the_printed_commands_give_the_runs_of_the_page(tmp_path, changed):
     assert sorted(run.model_dump_json() for run in printed) == sorted(run.model_dump_json() for run in done)
 
 
-def test_several_tables_have_an_overview(tmp_path):
-    old = Records(RESULTS / "tables" / "table3.jsonl.gz").read()
+def test_several_tables_have_an_overview(tmp_path, results):
+    old = Records(results / "tables" / "table3.jsonl.gz").read()
     runs = [record.model_copy(update={"draws": DRAWS}) for record in old if record.run.seed < 4]
     kept = [*runs, make_record("erm", 0, 0.5, draws=DRAWS - 1)]
     write_lines(tmp_path / "table3.jsonl.gz", [record.model_dump(mode="json") for record in kept])
