@@ -265,7 +265,10 @@ def error(made: pd.DataFrame, test: pd.DataFrame, example: Example) -> float:
     y = test[example.target]
     if not example.is_class:
         return float(np.sqrt(np.square(made.to_numpy()[:, 0] - y.to_numpy()).mean()))
-    chances = made.to_numpy()[np.arange(len(y)), made.columns.get_indexer(y.astype(str))]
+    names = [made.columns, y]  # 1.0 is 1
+    classes, labels = (pd.Index(each).astype(str).str.removesuffix(".0") for each in names)
+    assert set(labels) <= set(classes)
+    chances = made.to_numpy()[np.arange(len(y)), classes.get_indexer(labels)]
     return float(-np.log(np.clip(chances, 1e-15, 1)).mean())
 
 

@@ -33,7 +33,7 @@ SIZES = {200: 6, 1_000: 3, 10_000: 1}
 #: Share of a table that may be trained on, rows that are tested at most, and the least size of the last kind.
 MOST_ROWS, SHARE, MOST_TESTED, LARGE = 20_000, 0.75, 5_000, 2_000
 #: Methods of compare, tuned alike, beside tuned ordinary training; settings of the estimator beside its own.
-TUNED = {"mixup": "mixup", "c-mixup": "C-Mixup", "elliptic": "elliptic", "noise": "noise"}
+TUNED = {"mixup": "mixup", "c-mixup": "C-Mixup", "elliptic": "elliptic", "noise": "input noise"}
 UNTUNED = {"half_way:Default": "elliptic, default", "half_way:Paper": "elliptic, paper"}
 PLAIN = "half_way:Plain"
 MIXING, LABELS = ("mixup", "c-mixup", "elliptic", *UNTUNED), {"erm": "ordinary training", **TUNED, **UNTUNED}
@@ -177,10 +177,10 @@ def blocks(records: list[Record]) -> dict[str, str]:
     every = cases(once)
     head = ["rows", "method", "tables", "error / ordinary", "harmed", "Spearman"]
     head += ["AUC: ratio", "curve over line", "low noise", "*hurts* right", "*harmless* right"]
-    lines = [summary(every.xs(size, level=1), size, method) for size in SIZES for method in MIXING]
+    methods, shown = [*MIXING, "noise"], {"ratio": ".2g", "bend": "+.2f", "noise": ".2f"}
+    lines = [summary(every.xs(size, level=1), size, method) for size in SIZES for method in methods]
     text = ["## Does it tell?", "", *table([*head, "rule: error", "rule: harmed"], lines, "rl")]
     text += ["", "## Longer training", "", *table(*longer(records), "rl"), "", "## Every table", ""]
-    methods, shown = [*MIXING, "noise"], {"ratio": ".2g", "bend": "+.2f", "noise": ".2f"}
     rows = [
         [name, f"{size:,}", *(f"{row[f'chord.{key}']:{form}}" for key, form in shown.items())]
         + [f"{row[method]:.3f}" for method in methods]
