@@ -52,7 +52,7 @@ class ChordRatio:
 
     def __str__(self) -> str:
         """State the ratio, and what followed from such a ratio where that was studied."""
-        error = f"{self.ratio:.2g} times ({self.low:.1g} to {self.high:.1g}) that of a smooth fit"
+        error = f"{self.ratio:.2g} times ({self.low:.2g} to {self.high:.2g}) that of a smooth fit"
         text = f"Half-way between two rows, the squared error of the target is {error} (chord ratio)."
         if not self.is_known:
             return f"{text} The fit predicts hardly anything, so that says nothing."
