@@ -117,7 +117,7 @@ def chord_ratio(
         logs = torch.tensor([math.log(max(_ratio(*chords(half)[:2]), 1e-300)) for half in halves])
     # the delete-half jackknife: estimates from half the rows vary twice as much, but share half of the rows
     reach = 2.57 * float((logs - logs.mean()).square().mean().sqrt())  # Student's, five degrees of freedom
-    low, high = ratio * math.exp(-reach), ratio * math.exp(reach)
+    low, high = ratio * math.exp(-reach), ratio * math.exp(min(reach, 700.0))
     return ChordRatio(ratio, low, high, bend, noise, len(inputs), n_all)
 
 
@@ -150,7 +150,7 @@ def _scaled(values: Tensor) -> Tensor:
 def _ratio(chords: Float[Tensor, "rows rows"], errors: Tensor) -> float:
     """Mean over pairs of different rows, over the mean error."""
     n = len(chords)
-    return float(chords.sum() / (n * (n - 1)) / errors.mean())
+    return float(chords.sum() / (n * (n - 1)) / errors.mean().clamp_min(1e-300))
 
 
 def _kernel_chords(
