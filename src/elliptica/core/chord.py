@@ -150,7 +150,7 @@ def _scaled(values: Tensor) -> Tensor:
 def _ratio(chords: Float[Tensor, "rows rows"], errors: Tensor) -> float:
     """Mean over pairs of different rows, over the mean error."""
     n = len(chords)
-    return float(chords.sum() / (n * (n - 1)) / errors.mean().clamp_min(1e-300))
+    return float(chords.sum() / (n * (n - 1)) / errors.mean().clamp_min(1e-12))  # less is rounding
 
 
 def _kernel_chords(
