@@ -89,14 +89,14 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/uncertainty.py run
 	$(BIN)/python studies/diagnose_battery.py run
 	$(RUN) table1 --dataset cifar10-batch1 --seeds 3 --match evaluations
-	$(RUN) table3 --dataset airfoil,no2 --methods erm,mixup,c-mixup,elliptic,marginal,$(HIDDEN)
+	$(RUN) table3 --dataset airfoil,no2 --methods erm,'erm averaged',mixup,c-mixup,elliptic,marginal,$(HIDDEN)
 	$(RUN) table3 --dataset airfoil --methods $(PARTS) --seeds 5
 	$(RUN) table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5
-	$(RUN) table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,elliptic,marginal,$(HIDDEN),$(NEWER) --seeds 5
+	$(RUN) table3 --dataset airfoil-scaled,no2-scaled --methods erm,'erm averaged',c-mixup,elliptic,marginal,$(HIDDEN),$(NEWER) --seeds 5
 	$(RUN) table3 --dataset airfoil-scaled --methods 'one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden' --seeds 5
 	$(RUN) table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal
-	$(RUN) table5 --dataset skillcraft --methods erm,mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
-	$(RUN) table5 --dataset crime --methods erm,mixup,c-mixup,elliptic,marginal,green,$(NEWER)
+	$(RUN) table5 --dataset skillcraft --methods erm,'erm averaged',mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
+	$(RUN) table5 --dataset crime --methods erm,'erm averaged',mixup,c-mixup,elliptic,marginal,green,$(NEWER)
 	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
 	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
