@@ -23,6 +23,7 @@ from elliptica.tables.model import fit_model
 from elliptica.tables.shift import FEW_BLOCKS, Fold
 from elliptica.tables.table import ColumnUse, TableError
 from elliptica.tables.training import MOST_ITERATIONS, PATIENCE
+from elliptica.tables.verdict import SIMPLE, SIMPLE_LATER
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -347,6 +348,7 @@ def _protocol(comparison: Comparison) -> list[str]:
     rule = comparison.metrics[1].label if plan.select == "worst" else "Brier score" if is_class else "RMSE"
     names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
     tried = ", ".join(f"{plan.trials_of(m)} of {name_of(m)}" for m in plan.methods if m != SEVERAL)
+    simple = ", ".join(name_of(method) for method in (SIMPLE_LATER if shift.ordered else SIMPLE))
     points = [
         f"{shift.words} {count(len(shift.folds) // shift.n_repeats, 'fold')}, "
         f"{count(shift.n_repeats, 'repeat')}, seed {plan.seed}.",
@@ -357,8 +359,8 @@ def _protocol(comparison: Comparison) -> list[str]:
         f"They stop early on the validation rows, after at most {plan.epochs} epochs.",
         f"The validation rows mimic the shift and choose by {rule} (--select {plan.select}). The chosen "
         f"settings are trained again ({count(plan.networks, 'network')}) and predict the test rows once.",
-        "The simplest method that is not distinguishable from the best estimate is recommended: the linear "
-        "model, boosted trees, ordinary training, then the best estimate itself.",
+        "The simplest method that is not distinguishable from the best estimate, and close to it, is "
+        f"recommended: {simple}, then the best estimate itself.",
         f"The constant prediction is the {'class frequencies' if is_class else 'mean'} of the training rows.",
         f"Names for --methods: {names}.",
     ]

@@ -302,16 +302,15 @@ def _compared(choice: Choice, method: str, other: str) -> list[str]:
 
 
 def _no_gain(choice: Choice, over: Sequence[Difference]) -> list[str]:
-    """Report that probabilities are better than a constant prediction, but accuracies are not."""
+    """Report that accuracies are not shown to be better than a constant prediction."""
     first = choice.metrics[0]
     results = [d.result for d in over if d.measure == first.name]
     if not results or {"better", "unknown"} & set(results):
         return []
     level = f"{_constant_name(choice.trained)} ({first.show(choice.scores[CONSTANT][first.name])})"
-    return [
-        f"No method is shown to have a better {first.label} than {level}; only the probabilities tell rows "
-        "apart."
-    ]
+    is_shown = any(d.result == "better" for d in over)  # by the probabilities
+    only = "; only the probabilities tell rows apart" * is_shown
+    return [f"No method is shown to have a better {first.label} than {level}{only}."]
 
 
 def _needed(choice: Choice) -> list[str]:
