@@ -102,7 +102,7 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
 	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean,breastmnist --methods erm,mixup,mixupe,elliptic,marginal --every-epoch
 	$(RUN) table6 --dataset breastmnist
-	$(BIN)/python studies/breast_protocols.py
+	$(BIN)/python studies/mislabelled.py
 	$(RUN) table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3
 	$(RUN) table9 --dataset breastmnist
 	$(RUN) table10 --dataset breastmnist --methods 'elliptic,elliptic by distance'

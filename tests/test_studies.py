@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import anticipation
-import breast_protocols
+import mislabelled
 import common
 import regression_controls
 import uncertainty
@@ -80,7 +80,7 @@ def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("results")
 def test_the_page_of_protocols_follows_from_the_records():
-    assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
+    assert mislabelled.page() == mislabelled.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -112,9 +112,9 @@ def test_clipping_and_widening():
 
 def test_near_means_that_means_and_deviations_agree():
     values = [80.0, 82.0, 84.0, 82.0, 82.0]  # deviation 1.41
-    assert breast_protocols.agrees(values, PaperValue(mean=82.9, std=1.5))
-    assert not breast_protocols.agrees(values, PaperValue(mean=85.0, std=1.5))  # means differ
-    assert not breast_protocols.agrees(values, PaperValue(mean=82.9, std=14.0))  # a hundredth of the variance
+    assert mislabelled.agrees(values, PaperValue(mean=82.9, std=1.5))
+    assert not mislabelled.agrees(values, PaperValue(mean=85.0, std=1.5))  # means differ
+    assert not mislabelled.agrees(values, PaperValue(mean=82.9, std=14.0))  # a hundredth of the variance
 
 
 def roundings(tenths):
@@ -148,14 +148,14 @@ def test_printed_digits_agree_with_enumeration(seeds, rows):
             {value + step for value in values for step in (-1, 0, 1)} for values in zip(*pairs, strict=True)
         ]
         for mean, std in itertools.product(*(sorted(values & set(range(1001))) for values in near)):
-            assert breast_protocols.fits(mean / 10, std / 10, seeds, rows, divisor) == ((mean, std) in pairs)
+            assert mislabelled.fits(mean / 10, std / 10, seeds, rows, divisor) == ((mean, std) in pairs)
 
 
 def test_bounds_of_printed_digits_count():
-    assert breast_protocols.fits(100.0, 0.0, 10, 21, 9)
-    assert not breast_protocols.fits(100.0, 3.0, 10, 21, 9)  # would need more than all rows right
-    assert breast_protocols.fits(50.0, 52.7, 10, 21, 9)  # five times all, five times none
-    assert not breast_protocols.fits(50.0, 55.0, 10, 21, 9)
+    assert mislabelled.fits(100.0, 0.0, 10, 21, 9)
+    assert not mislabelled.fits(100.0, 3.0, 10, 21, 9)  # would need more than all rows right
+    assert mislabelled.fits(50.0, 52.7, 10, 21, 9)  # five times all, five times none
+    assert not mislabelled.fits(50.0, 55.0, 10, 21, 9)
 
 
 def toy(n_classes=3, rows=60):

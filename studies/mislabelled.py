@@ -3,7 +3,7 @@
 ::
 
     elliptica run table6 --dataset breastmnist --methods erm,mixup --every-epoch --out results/tables  # etc.
-    python studies/breast_protocols.py                 # rewrites results/breast_protocols/README.md
+    python studies/mislabelled.py                 # rewrites results/mislabelled/README.md
 
 A protocol is a kind of label noise, the part of the data on which scores are measured, and the epoch after
 which they are (`elliptica.lab.experiments.metrics`). One training of 500 epochs serves all of the latter two.
@@ -28,7 +28,7 @@ from elliptica.lab.experiments.metrics import Epoch, metrics_at
 from elliptica.lab.experiments.records import DRAWS, Record, read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification
 
-RECORDS, PAGE = ROOT / "results" / "tables", ROOT / "results" / "breast_protocols" / "README.md"
+RECORDS, PAGE = ROOT / "results" / "tables", ROOT / "results" / "mislabelled" / "README.md"
 Found = dict[tuple[str, str], list[Record]]
 #: Label noise by the name of its data set.
 NOISES = {"breastmnist-per-batch": "per batch", "breastmnist-clean": "clean", "breastmnist": "once"}
