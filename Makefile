@@ -83,7 +83,6 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/sampling_modes.py run
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/hitting_times.py run
-	$(BIN)/python studies/anticipation.py run
 	$(BIN)/python studies/green_bridge.py run
 	$(BIN)/python studies/regression_controls.py run
 	$(BIN)/python studies/uncertainty.py run

@@ -10,9 +10,8 @@ from importlib import import_module
 import pytest
 import torch
 
-import anticipation
-import mislabelled
 import common
+import mislabelled
 import regression_controls
 import uncertainty
 from elliptica.core import chord
@@ -21,7 +20,6 @@ from elliptica.lab.experiments.records import DRAWS, write_lines
 from elliptica.lab.experiments.specification import PaperValue
 
 NAMES = [
-    "anticipation",
     "diagnose_battery",
     "green_bridge",
     "hitting_times",
@@ -81,16 +79,6 @@ def test_earlier_draws_are_counted_and_made_anew(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("results")
 def test_the_page_of_protocols_follows_from_the_records():
     assert mislabelled.page() == mislabelled.PAGE.read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("results")
-def test_a_cell_of_anticipation(monkeypatch):
-    for name, value in (("N_WALKS", 4), ("N_STEPS", 3), ("N_NETWORKS", 2)):
-        monkeypatch.setattr(anticipation, name, value)
-    committed = anticipation.STUDY.read()[0]
-    for record in itertools.chain(anticipation.measure("blobs", 2, 0), anticipation.measure("sines", 2, 0)):
-        assert set(record) <= set(committed)
 
 
 def regression_data(test_y, group):
