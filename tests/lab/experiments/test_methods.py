@@ -56,7 +56,7 @@ def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path
     epochs = []
     record = do_run(run, Options(tmp_path), epochs.append)
     assert epochs[-1].loss < epochs[0].loss or method in ("irm", "ib-irm")
-    if method not in ("jtt", "umix", "smote", "domainmix"):  # which go over other rows
+    if method not in ("jtt", "umix", "smote", "domainmix", "last-layer"):  # which go over other rows
         assert record.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
 
 
@@ -181,6 +181,34 @@ def test_smote_evens_out_the_classes():
     ready = make_ready("smote", {}, data, network(data))
     assert torch.bincount(ready.data.train.y).tolist() == [30, 30]
     assert torch.equal(ready.data.test.x, data.test.x)
+
+
+def test_dropout_acts_in_training_alone():
+    data = load_groups()
+    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    losses = {}
+    for rate in (0.0, 0.5):
+        model, plain = network(data), network(data)
+        objective = make_ready("dropout", {"rate": rate}, data, model).objective
+        losses[rate] = [float(objective(model, batch).detach()) for _ in range(2)]
+        assert torch.equal(model.eval()(data.train.x), plain.eval()(data.train.x))
+    ordinary = float(nn.functional.cross_entropy(plain(data.train.x), data.train.y).detach())
+    assert losses[0.0] == pytest.approx([ordinary, ordinary])
+    assert len({ordinary, *losses[0.5]}) == 3
+
+
+def test_the_last_layer_is_retrained_on_one_half_of_the_validation_rows():
+    """Another half chooses the epoch; what was learned in the first stage is where the second starts."""
+    data = load_groups()
+    model, fresh = network(data), network(data)
+    ready = make_ready("last-layer", {}, data, model)
+    parts = [ready.data.train, ready.data.validation]
+    assert [part.n_rows for part in parts] == [24, 24]
+    found, known = torch.cat([part.x for part in parts]), data.validation.x
+    assert torch.equal(found.unique(dim=0), known.unique(dim=0))
+    assert len(ready.rows) == 48
+    assert ready.evaluations == 2 * 48
+    assert not torch.equal(model[0].weight, fresh[0].weight)
 
 
 def test_smoothing_can_be_matched_to_the_simplex_map():

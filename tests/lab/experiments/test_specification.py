@@ -35,7 +35,7 @@ def test_presets_are_valid(name):
         assert run.load["name"] in registry.DATASETS
         assert run.model["name"] in registry.MODELS
         data = load_toy(0) if run.metric == "rmse" else load_classes()
-        if run.method not in ("jtt", "umix") and run.model["name"] != "backbone":
+        if run.method not in ("jtt", "umix", "last-layer") and run.model["name"] != "backbone":
             make_ready(run.method, run.settings, data, mlp(3, 3))
 
 

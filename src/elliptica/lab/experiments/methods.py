@@ -425,6 +425,42 @@ def umix(settings: Settings, context: Context) -> Prepared:
     )
 
 
+def dropout(settings: Settings, context: Context) -> Prepared:
+    """Ordinary training with dropout at ``rate`` after every activation, as a plain regulariser."""
+    rate = float(settings.pop("rate", 0.1))
+    for layer in context.model.modules():
+        if isinstance(layer, nn.ReLU | nn.LeakyReLU):
+            layer.register_forward_hook(lambda own, _, out: nn.functional.dropout(out, rate, own.training))
+    return from_module(baselines.ERM)(settings, context)
+
+
+def last_layer(settings: Settings, context: Context) -> Prepared:
+    """Retrain after ordinary training, on half of the validation rows (Kirichenko et al., ICLR 2023).
+
+    Both stages have the same number of steps; the other half chooses the epoch. Batches of the second stage
+    are balanced with ``training = { balance = "group" }``. All layers train: give it a linear model of
+    frozen features, which is the last layer.
+    """
+    first = context.make_model()
+    objective = ModuleObjective(baselines.ERM(first, context.loss_fn, num_classes=context.num_classes))
+    found = context.first_stage(first, objective, _first(context, 1.0), lambda *_: None)
+    context.model.load_state_dict(first.state_dict())
+    known = context.data.validation
+    half, rest = (
+        Split(known.x[rows], known.y[rows], None if known.group is None else known.group[rows])
+        for rows in torch.randperm(known.n_rows, generator=context.generator).chunk(2)
+    )
+    times = math.ceil(context.data.train.n_rows / half.n_rows)
+    retrained = from_module(baselines.ERM)(settings, context)
+    return dataclasses.replace(
+        retrained,
+        data=dataclasses.replace(context.data, train=half, validation=rest),
+        rows=torch.arange(half.n_rows).repeat(times),
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+    )
+
+
 def smote(settings: Settings, context: Context) -> Prepared:
     """Ordinary training on rows that SMOTE has added until all classes are equally large."""
     train = context.data.train
@@ -466,6 +502,8 @@ METHODS: dict[str, Factory] = {
     "jtt": jtt,
     "umix": umix,
     "smote": smote,
+    "dropout": dropout,
+    "last-layer": last_layer,
 }
 
 

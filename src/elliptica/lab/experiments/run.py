@@ -114,7 +114,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             "draws": DRAWS,
             "metrics": {
                 "test": measured(model, data.test, noise=test_noise()),
-                "validation": measured(model, data.validation),
+                "validation": measured(model, (method.data or data).validation),
             },
             "rows": metrics.count_rows(data),
             "method": method.details,
