@@ -181,6 +181,9 @@ def run(
             help="Record right answers after every epoch, for elliptica table --epoch; they choose nothing.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Train nothing; print what is left to do, and its cost.")
+    ] = False,
     out: Records = Path("runs"),
 ) -> None:
     """Train the runs that a table, or your own TOML file, still lacks; then print it.
@@ -206,6 +209,9 @@ def run(
     )
     runs = choice.runs(out)
     left = [run for run in runs if not is_recorded(out, run, with_epochs=every_epoch)]
+    if dry_run:
+        typer.echo(make_plan(left, out, data_dir, console))
+        return
     wanted, has_problem = runs_to_do(runs, left, options, console)
     try:
         with Display(console, len(runs), len(runs) - len(left)) as display:
@@ -218,6 +224,29 @@ def run(
     line = f"Again: elliptica table with the same options. One page with charts: elliptica report {out}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(int(has_problem or bool(failures)))
+
+
+def make_plan(left: list[Run], out: Path, data_dir: Path | None, console: Console) -> str:
+    """What runs would cost, as text."""
+    from elliptica.lab.experiments import plan
+    from elliptica.lab.experiments.records import SUFFIX
+    from elliptica.lab.experiments.table import markdown_lines
+
+    try:
+        lines = markdown_lines(plan.grid(left, data_dir))
+    except (OSError, ImportError) as error:
+        print_error(error, console)
+        raise typer.Exit(2) from error
+    files = ", ".join(sorted({f"{out / run.table}{SUFFIX}" for run in left}))
+    notes = (
+        f"Pflop, hours and GB are those of one run. The hours assume {plan.SPEED / 1e12:g} Tflop/s; small "
+        "networks are slower: the first epoch shows your speed.",
+        "Not counted: reading data, measuring, gradients of inputs (a weighting adds a third), rows that a "
+        "method draws in excess.",
+        f"Without --dry-run the same command trains (with --device cuda), and records in {files or out}.",
+        "Files of records are merged by joining them: cat A B > C.",
+    )
+    return "\n".join([*lines, "", *notes])
 
 
 def runs_to_do(

@@ -10,6 +10,7 @@ from elliptica import InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.methods import ModuleObjective, elliptic_settings, environment
+from elliptica.lab.experiments.plan import rows_per_sample
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
 from experiment_cases import (
@@ -22,9 +23,6 @@ from experiment_cases import (
     numbers,
     run_of,
 )
-
-#: Rows that go through the network for each sample of a step, where it is not one.
-ROWS = {"mixupe": 2, "regmixup": 2, "path": 5}
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path
     record = do_run(run, Options(tmp_path), epochs.append)
     assert epochs[-1].loss < epochs[0].loss or method in ("irm", "ib-irm")
     if method not in ("jtt", "umix", "smote", "domainmix", "last-layer"):  # which go over other rows
-        assert record.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
+        assert record.cost.evaluations == 4 * 48 * rows_per_sample(run)
 
 
 @pytest.fixture
@@ -74,7 +72,7 @@ def test_methods_for_real_targets_train_and_resume(line, method, tmp_path):
     epochs = []
     whole = do_run(run, Options(tmp_path / "whole"), epochs.append)
     assert epochs[-1].loss < epochs[0].loss
-    assert whole.cost.evaluations == 4 * 48 * ROWS.get(method, 1)
+    assert whole.cost.evaluations == 4 * 48 * rows_per_sample(run)
     assert numbers(killed_and_resumed(run, tmp_path / "killed")) == numbers(whole)
 
 
@@ -88,7 +86,7 @@ def test_matched_methods_cost_what_ordinary_training_does(groups, method, tmp_pa
     name = "elliptic" if method == "path" else method
     run = run_of(name, settings=settings, training={"epochs": 12}, match_evaluations=True)
     spent = do_run(run, Options(tmp_path)).cost.evaluations
-    assert 12 * 48 <= spent < 12 * 48 + 16 * ROWS.get(method, 1)
+    assert 12 * 48 <= spent < 12 * 48 + 16 * rows_per_sample(run)
 
 
 def test_fish_without_a_way_to_go_stays_where_it_is(groups, tmp_path):

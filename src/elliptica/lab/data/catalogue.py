@@ -70,6 +70,8 @@ class Entry:
     #: Sets of files, each of which is enough; the first is what `fetch` downloads.
     forms: tuple[tuple[DataFile, ...], ...] = ()
     hint: str = ""  # how else to get it
+    shape: tuple[int, ...] = ()  # of an input, where it can be known without the data
+    classes: int = 0  # how many, beside a shape; 0 for real targets
 
     @property
     def can_fetch(self) -> bool:
@@ -103,7 +105,8 @@ def read_catalogue(text: str) -> dict[str, Entry]:
 
 def _entry(name: str, facts: dict[str, Any]) -> Entry:
     forms = tuple(tuple(DataFile(**file) for file in form) for form in facts.get("forms", ()))
-    return Entry(name, **{**facts, "rows": tuple(facts["rows"]), "forms": forms})
+    sizes = {key: tuple(facts.get(key, ())) for key in ("rows", "shape")}
+    return Entry(name, **{**facts, **sizes, "forms": forms})
 
 
 _CATALOGUE = read_catalogue(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
