@@ -1,12 +1,12 @@
-"""Write the page on Table 6, Breast, under every protocol, from the committed records; nothing is trained.
+"""Write the page on Tables 6 and 9 under every protocol, from the committed records; nothing is trained.
 
 ::
 
-    elliptica run table6 --dataset breastmnist --methods erm,mixup --every-epoch --out results/tables  # etc.
+    elliptica run table9 --dataset bloodmnist_rebuilt --seeds 5 --every-epoch --out results/tables  # etc.
     python studies/mislabelled.py                 # rewrites results/mislabelled/README.md
 
 A protocol is a kind of label noise, the part of the data on which scores are measured, and the epoch after
-which they are (`elliptica.lab.experiments.metrics`). One training of 500 epochs serves all of the latter two.
+which they are (`elliptica.lab.experiments.metrics`). One training serves all of the latter two.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
@@ -29,38 +30,76 @@ from elliptica.lab.experiments.records import DRAWS, Record, read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification
 
 RECORDS, PAGE = ROOT / "results" / "tables", ROOT / "results" / "mislabelled" / "README.md"
-Found = dict[tuple[str, str], list[Record]]
-#: Label noise by the name of its data set.
-NOISES = {"breastmnist-per-batch": "per batch", "breastmnist-clean": "clean", "breastmnist": "once"}
-METHODS = ["erm", "mixup", "mixupe", "elliptic"]
+#: Rows at equal function evaluations: table and row. Then rows of five to fifty times as many.
+EQUAL = [("table9", row) for row in ("erm", "mixup", "mixupe", "elliptic", "elliptic + weighting")]
+EQUAL += [("table9", "elliptic near the data")]
+LONGER = {("table6", "marginal"): "single points", ("table6", "elliptic"): "whole paths"}
+#: Other forms of elliptic training are held against the paper's values for it.
+FORMS = {"marginal": "elliptic", "elliptic near the data": "elliptic"}
+Row = tuple[str, str]
+Found = dict[tuple[str, Row], list[Record]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows and kinds of label noise that are shown together."""
+
+    data: str  # as the paper's table has it
+    noises: dict[str, str]  # by the name of our data set
+    rows: list[Row]
+    seeds: int
+
+    def paper(self, row: Row) -> dict[str, PaperValue]:
+        """The paper's values; for rows that Table 9 does not have those of Table 6."""
+        name, method = "table6" if row[1] == "mixupe" else row[0], FORMS.get(row[1], row[1])
+        return load_specification(name).datasets[self.data].paper.get(method, {})
+
+    def name(self, row: Row) -> str:
+        """What a row is called here."""
+        return row[1] if row[0] == self.rows[0][0] else LONGER[row]
+
+    def read(self) -> Found:
+        """Records by data set and row."""
+        cells = {
+            (d, row): Choice(row[0], [d], [row[1]]).runs(RECORDS)
+            for d, row in product(self.noises, self.rows)
+        }
+        return {cell: read_records(RECORDS, runs) for cell, runs in cells.items()}
+
+    def protocols(self) -> Iterator[tuple[str, str, Epoch]]:
+        """Data set, part and epoch; the epoch chosen on validation is the best one there."""
+        for protocol in product(self.noises, PARTS, get_args(Epoch)):
+            if protocol[1:] != ("validation", "best"):
+                yield protocol
+
+
 PARTS = ("validation", "test")
+BREAST = Case(
+    "breastmnist",
+    {"breastmnist-per-batch": "per batch", "breastmnist-clean": "clean", "breastmnist": "once"},
+    [("table6", row) for row in ("erm", "mixup", "mixupe", "elliptic")],
+    seeds=10,
+)
+CASES = {
+    "breast": BREAST,
+    "breast, equal": Case("breastmnist", {"breastmnist": "once"}, EQUAL, 10),
+    "blood": Case("bloodmnist", {"bloodmnist_rebuilt": "once"}, [*EQUAL, *LONGER], 5),
+    "path": Case("pathmnist", {"pathmnist_subset": "once"}, [*EQUAL[:-1], ("table6", "marginal")], 3),
+}
 #: Rows of the paper with values of their own: table and row.
 PRINTED = [
     *(("table6", row) for row in ("erm", "mixup", "mixupe", "elliptic", "elliptic + weighting")),
     *(("table9", row) for row in ("elliptic", "elliptic + weighting")),
     *(("table10", row) for row in ("elliptic by distance", "by distance + weighting")),
 ]
-#: Repetitions in the paper, and here.
+#: Repetitions in the paper.
 SEEDS = 10
 
 
-def everything() -> Found:
-    """Records by data set and row."""
-    cells = {(d, row): Choice("table6", [d], [row]).runs(RECORDS) for d, row in product(NOISES, METHODS)}
-    return {cell: read_records(RECORDS, runs) for cell, runs in cells.items()}
-
-
-def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
-    """Those that say what was measured then, or none if a seed is missing."""
+def usable(records: list[Record], epoch: Epoch = "last", seeds: int = 2) -> list[Record]:
+    """Those that say what was measured then, or none if they are fewer than ``seeds``."""
     known = [record for record in records if epoch == "chosen" or record.right]
-    return known if len(known) == SEEDS else []
-
-
-def protocols() -> Iterator[tuple[str, str, Epoch]]:
-    """Data set, part and epoch; the epoch chosen on validation is the best one there."""
-    for protocol in product(NOISES, PARTS, get_args(Epoch)):
-        if protocol[1:] != ("validation", "best"):
-            yield protocol
+    return sorted(known, key=lambda record: record.run.seed) if len(known) >= seeds else []
 
 
 def score(records: list[Record], part: str, epoch: Epoch, column: str) -> list[float]:
@@ -77,67 +116,75 @@ def agrees(values: list[float], paper: PaperValue) -> bool:
     return bool(p >= 0.05 and 0.005 <= tail <= 0.995)
 
 
-def paper(name: str, row: str) -> dict[str, PaperValue]:
-    """The paper's values for Breast."""
-    return load_specification(name).datasets["breastmnist"].paper.get(row, {})
-
-
-def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
+def is_near(case: Case, records: list[Record], row: Row, part: str, epoch: Epoch) -> bool:
     """Whether both columns are known and agree with the paper's."""
-    known, values = usable(records, epoch), paper("table6", row).items()
-    return bool(known) and all(agrees(score(known, part, epoch, c), value) for c, value in values)
+    known, values = usable(records, epoch), case.paper(row).items()
+    return bool(known and values) and all(agrees(score(known, part, epoch, c), value) for c, value in values)
 
 
-def matrix(found: Found) -> str:
+def matrix(case: Case, found: Found) -> str:
     """All protocols: average / worst class of each method, bold where both are near the paper's."""
-    old = {row for (_, row), records in found.items() if any(r.draws != DRAWS for r in records)}
-    names = [row + " †" * (row in old) for row in METHODS]
-    printed = [paper("table6", row) for row in METHODS]
-    texts = [" / ".join(_text(values[c]) for c in ("average", "worst") if values) for values in printed]
-    rows = [["", "", "paper", *texts, ""]]
-    for dataset, part, epoch in protocols():
-        cells = [_cell(found[dataset, row], row, part, epoch) for row in METHODS]
-        gap = _gap(found[dataset, "elliptic"], found[dataset, "erm"], part, epoch)
+    names = [_name(case, row, found) for row in case.rows]
+    printed = [[case.paper(row).get(column) for column in ("average", "worst")] for row in case.rows]
+    texts = [" / ".join(_text(value) for value in values if value) for values in printed]
+    rows = [["", "", "paper", *texts]]
+    ours = [row for row in case.rows if row[1] not in ("erm", "mixup", "mixupe")]
+    gaps = []
+    for dataset, part, epoch in case.protocols():
         name = "chosen = best" if (part, epoch) == ("validation", "chosen") else epoch
-        rows.append([NOISES[dataset], part, name, *cells, gap])
-    return "\n".join(table(["noise", "measured on", "epoch", *names, "elliptic - erm"], rows, "lll"))
+        first = [case.noises[dataset], part, name]
+        rows.append([*first, *(_cell(case, found[dataset, row], row, part, epoch) for row in case.rows)])
+        erm = found[dataset, case.rows[0]]
+        gaps.append([*first, *(_gap(found[dataset, row], erm, part, epoch) for row in ours)])
+    head, less = ["noise", "measured on", "epoch"], map(case.name, ours)
+    lines = [*table([*head, *names], rows, "lll"), "", "Average less that of ERM on the same seeds:", ""]
+    return "\n".join([*lines, *table([*head, *less], gaps, "lll")])
 
 
-def _cell(records: list[Record], row: str, part: str, epoch: Epoch) -> str:
+def _name(case: Case, row: Row, found: Found) -> str:
+    records = [record for d in case.noises for record in found[d, row]]
+    n = len({record.run.seed for record in records})
+    count = f" ({n} seeds)" if n != case.seeds else ""
+    return f"{case.name(row)}{count}{' †' * any(record.draws != DRAWS for record in records)}"
+
+
+def _cell(case: Case, records: list[Record], row: Row, part: str, epoch: Epoch) -> str:
     known = usable(records, epoch)
     if not known:
         return "-"
     text = " / ".join(spread(score(known, part, epoch, column), ".1f") for column in ("average", "worst"))
-    return f"**{text}**" if is_near(known, row, part, epoch) else text
+    return f"**{text}**" if is_near(case, records, row, part, epoch) else text
 
 
 def _gap(ours: list[Record], others: list[Record], part: str, epoch: Epoch) -> str:
-    """Difference of averages on the same seeds, with its standard error."""
-    pair = (sorted(usable(records, epoch), key=lambda r: r.run.seed) for records in (ours, others))
-    mine, theirs = (score(records, part, epoch, "average") for records in pair)
-    if not mine or not theirs:
+    """Difference of averages on the seeds that both have, with its standard error."""
+    mine, theirs = (
+        {r.run.seed: score([r], part, epoch, "average")[0] for r in usable(records, epoch)}
+        for records in (ours, others)
+    )
+    gaps = [mine[seed] - theirs[seed] for seed in mine.keys() & theirs.keys()]
+    if len(gaps) < 2:
         return "-"
-    gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
     return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / len(gaps) ** 0.5:.1f})"
 
 
-def near(found: Found) -> str:
-    """Protocols under which the paper's rows come out, and how many of the four do under each."""
+def near(case: Case, found: Found) -> str:
+    """Protocols under which the paper's rows come out, and how many of them do under each."""
     lines, counts = [], Counter[tuple[str, str, Epoch]]()
-    for row in METHODS:
-        hits = [each for each in protocols() if is_near(found[each[0], row], row, *each[1:])]
+    for row in case.rows:
+        hits = [each for each in case.protocols() if is_near(case, found[each[0], row], row, *each[1:])]
         counts.update(hits)
-        names = "; ".join(f"{NOISES[dataset]}, {part}, {epoch}" for dataset, part, epoch in hits)
-        lines.append(f"- {row}: {names or 'none'}.")
+        names = "; ".join(f"{case.noises[dataset]}, {part}, {epoch}" for dataset, part, epoch in hits)
+        lines.append(f"- {case.name(row)}: {names or 'none'}.")
     most = max(counts.values(), default=0)
-    return "\n".join([*lines, f"- Most of the four rows under one protocol: {most}."])
+    return "\n".join([*lines, f"- Most of these rows under one protocol: {most}."])
 
 
 def digits() -> str:
     """The printed pairs of the paper, and what they fit."""
     rows = []
     for name, row in PRINTED:
-        worst, average = (paper(name, row)[column] for column in ("worst", "average"))
+        worst, average = (BREAST.paper((name, row))[column] for column in ("worst", "average"))
         cells = [_text(worst), _verdict(worst, 21), _verdict(worst, 42)]
         cells += [_text(average), _verdict(average, 78), _verdict(average, 156)]
         rows.append([name.replace("table", "Table "), row, *cells])
@@ -193,7 +240,7 @@ def _squares(n: int, low: int, high: int, most: int) -> dict[int, int]:
 
 def control(found: Found) -> str:
     """The same check of our own rows after epochs 50, 100, ..., 500, for which the part is known."""
-    complete, rows = [r for r in map(usable, found.values()) if r], []
+    complete, rows = [r for records in found.values() if (r := usable(records, seeds=SEEDS))], []
     for part in PARTS:
         pairs = [own_pair(records, part, epoch) for records in complete for epoch in range(50, 501, 50)]
         kept = [pair for pair in pairs if pair is not None]
@@ -218,8 +265,10 @@ def own_pair(records: list[Record], part: str, epoch: int) -> tuple[float, float
 
 def page() -> str:
     """The page with its tables made anew from the records."""
-    found = everything()
-    blocks = {"matrix": matrix(found), "near": near(found), "digits": digits(), "control": control(found)}
+    found = {name: case.read() for name, case in CASES.items()}
+    blocks = {"digits": digits(), "control": control(found["breast"])}
+    for name, case in CASES.items():
+        blocks |= {f"{name}: matrix": matrix(case, found[name]), f"{name}: near": near(case, found[name])}
     return fill(PAGE, blocks)
 
 

@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted(RESULTS.rglob("*.md"))]
 #: Pages whose blocks take more than two seconds together.
 SLOW = {"baselines.md", "images.md", "own-loop.md", "worst-group.md", "sklearn.md", "diagnose.md"}
-SLOW |= {"integrations.md", "text.md", "scale.md", "imagenet-on-paper.md"}
+SLOW |= {"integrations.md", "text.md", "scale.md", "accelerator.md"}
 
 BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>.+?) -->\n\n?)?"
