@@ -14,7 +14,7 @@ import torch
 import elliptica
 from benchmarks import timing
 
-SUITES = ("samplers", "steps", "variance", "imports", "partners", "compare", "stacked")
+SUITES = ("samplers", "steps", "variance", "imports", "partners", "compare", "stacked", "umix")
 
 
 def short(ratio: float) -> str:
