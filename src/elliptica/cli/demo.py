@@ -22,14 +22,14 @@ def demo(
 ) -> None:
     """Train three methods on two moons, and compare what happens to their losses.
 
-    Takes less than a minute. Writes two_moons.png and losses.png (the paper's Figures 1 and 3), and
-    two_moons.json with every number.
+    Takes less than a minute. Writes two_moons.png and losses.png (the paper's Figures 1 and 3),
+    surfaces.png, a simpler form of the first, and two_moons.json with every number.
     """
     require_extra("lab", "matplotlib", "safetensors")
     import torch
 
     from elliptica.lab.demo.moons import METHODS, Settings, run_study
-    from elliptica.lab.demo.pictures import draw_figure, draw_losses
+    from elliptica.lab.demo.pictures import draw_figure, draw_losses, draw_surfaces
 
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the networks are too small for several threads
@@ -41,9 +41,10 @@ def demo(
         )
         write_atomically(out / "two_moons.json", study.to_json())
         status.update("drawing")
-        for name, figure in (("two_moons.png", draw_figure(study)), ("losses.png", draw_losses(study))):
-            with replacing(out / name) as part:
-                figure.savefig(part, format="png", dpi=150)
+        figures = {"surfaces": draw_surfaces, "two_moons": draw_figure, "losses": draw_losses}
+        for name, draw in figures.items():
+            with replacing(out / f"{name}.png") as part:
+                draw(study).savefig(part, format="png", dpi=150)
     header, *rows = study.table()
     table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for row in rows:

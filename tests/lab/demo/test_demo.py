@@ -124,8 +124,8 @@ def test_files_of_the_command(tmp_path):
     result = CliRunner().invoke(app, ["demo", "--seeds", "1", "--steps", "3", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     made = {path.name: path for path in (tmp_path / "out").iterdir()}
-    assert set(made) == {"two_moons.png", "losses.png", "two_moons.json"}
-    for name in ("two_moons.png", "losses.png"):
+    assert set(made) == {"surfaces.png", "two_moons.png", "losses.png", "two_moons.json"}
+    for name in ("surfaces.png", "two_moons.png", "losses.png"):
         assert made[name].read_bytes().startswith(b"\x89PNG")
     assert "of 1 seeds" in result.output
 

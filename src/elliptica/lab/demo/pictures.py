@@ -99,6 +99,24 @@ def draw_figure(study: Study) -> Figure:
     return figure
 
 
+def draw_surfaces(study: Study) -> Figure:
+    """Draw the surfaces alone, with letters that can be read at a width of 400 pixels."""
+    share = 1 / len(study.runs)
+    highest = max(1.2, *(float(e.inside.max() / e.boundary.max()) for e in study.exhibits.values()))
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6 * len(study.runs), 4.6), facecolor="white")
+        for column, (method, runs) in enumerate(study.runs.items()):
+            middle, kept = (column + 0.5) * share, study.kept(method)
+            colour = ABOVE if 2 * kept < len(runs) else BOUNDARY
+            name = "ordinary" if method == "erm" else METHODS[method]
+            figure.text(middle, 0.87, name, fontsize=34, fontweight="bold", ha="center")
+            figure.text(middle, 0.75, f"kept in {kept} of {len(runs)}", fontsize=28, color=colour, ha="center")
+            box = (column * share, -0.1, share, 0.94)
+            surface = figure.add_axes(box, projection="3d", computed_zorder=False)
+            _draw_surface(surface, study.exhibits[method], min(TOP, highest), with_points=False)
+    return figure
+
+
 def captions(settings: Settings) -> list[str]:
     """Say how the networks were trained and what the picture does not show."""
     return [
@@ -110,7 +128,7 @@ def captions(settings: Settings) -> list[str]:
     ]
 
 
-def _draw_surface(axes: Any, exhibit: Exhibit, top: float) -> None:
+def _draw_surface(axes: Any, exhibit: Exhibit, top: float, *, with_points: bool = True) -> None:
     """Draw surfaces of both moons, rims, unseen points, and the boundary's largest loss (dashed)."""
     moons, bound = exhibit.moons, float(exhibit.boundary.max())
     flat = {"rcount": 161, "ccount": 61, "linewidth": 0, "shade": False, "antialiased": False}
@@ -127,6 +145,8 @@ def _draw_surface(axes: Any, exhibit: Exhibit, top: float) -> None:
             axes.plot(x[edge], y[edge], height[edge] + lifted, zorder=above, color=BOUNDARY, linewidth=2.2)
             ceiling = {"color": INK, "linewidth": 1.3, "linestyle": _DASHED, "zorder": above + 1}
             axes.plot(x[edge], y[edge], np.ones(len(x)), **ceiling)
+        if not with_points:
+            continue
         rows = (moons.interior_y[:400] == moon).numpy()
         places = moons.interior_x[:400].numpy()[rows]
         points = np.clip(exhibit.inside[:400].numpy()[rows] / bound, 0, top)
