@@ -88,23 +88,27 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/uncertainty.py run
 	$(BIN)/python studies/diagnose_battery.py run
 	$(RUN) table1 --dataset cifar10-batch1 --seeds 3 --match evaluations
-	$(RUN) table3 --dataset airfoil,no2 --methods erm,'erm averaged',mixup,c-mixup,elliptic,marginal,$(HIDDEN)
+	$(RUN) table3 --dataset airfoil,no2 --methods erm,'erm averaged','erm dropout',mixup,c-mixup,elliptic,marginal,$(HIDDEN),'ends kernel'
 	$(RUN) table3 --dataset airfoil --methods $(PARTS) --seeds 5
 	$(RUN) table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5
+	$(RUN) table3 --dataset airfoil-scaled --methods erm,'erm averaged','erm dropout','erm batch 64','erm decay','erm batch 64 decay',c-mixup,'ends kernel',$(HIDDEN)
 	$(RUN) table3 --dataset airfoil-scaled,no2-scaled --methods erm,'erm averaged',c-mixup,elliptic,marginal,$(HIDDEN),$(NEWER) --seeds 5
 	$(RUN) table3 --dataset airfoil-scaled --methods 'one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden' --seeds 5
 	$(RUN) table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal
-	$(RUN) table5 --dataset skillcraft --methods erm,'erm averaged',mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
-	$(RUN) table5 --dataset crime --methods erm,'erm averaged',mixup,c-mixup,elliptic,marginal,green,$(NEWER)
+	$(RUN) table5 --dataset skillcraft --methods erm,'erm averaged','erm dropout',mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
+	$(RUN) table5 --dataset crime --methods erm,'erm averaged','erm dropout',mixup,c-mixup,elliptic,marginal,green,$(NEWER)
 	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
 	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
-	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean,breastmnist --methods erm,mixup,mixupe,elliptic,marginal --every-epoch
-	$(RUN) table6 --dataset breastmnist
+	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean --methods erm,mixup,mixupe,elliptic --every-epoch
+	$(RUN) table6 --dataset breastmnist --every-epoch
+	$(RUN) table9 --dataset breastmnist --every-epoch
+	$(RUN) table10 --dataset breastmnist --every-epoch
+	$(RUN) table9 --dataset bloodmnist_rebuilt --seeds 5 --every-epoch
+	$(RUN) table9 --dataset pathmnist_subset --seeds 3 --every-epoch --methods erm,mixup,mixupe,elliptic,'elliptic + weighting',marginal
+	$(RUN) table6 --dataset bloodmnist_rebuilt --methods elliptic --seeds 2 --every-epoch
+	$(RUN) table9 --dataset bloodmnist_rebuilt-float32 --methods erm,elliptic --seeds 1 --every-epoch
 	$(BIN)/python studies/mislabelled.py
-	$(RUN) table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3
-	$(RUN) table9 --dataset breastmnist
-	$(RUN) table10 --dataset breastmnist --methods 'elliptic,elliptic by distance'
 	$(RUN) weighting
 	$(TUNE) table4 --dataset waterbirds-features
 	$(TUNE) table4 --dataset waterbirds-features-mlp --trials 6

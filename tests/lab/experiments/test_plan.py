@@ -1,5 +1,8 @@
 """What a run would cost, and that each network of the paper trains, stops, goes on and is measured."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -56,6 +59,21 @@ def test_a_step_costs_what_the_network_is_known_to_cost():
     )
     own = 12 * step.weights
     assert plan.bytes_of(path, step) - own == 5 * (plan.bytes_of(erm, step) - own)
+
+
+def test_the_page_for_accelerators_says_what_a_dry_run_prints():
+    page = (Path(__file__).parents[3] / "docs" / "accelerator.md").read_text(encoding="utf-8")
+    lines = re.findall(
+        r"`elliptica run (table[12]) --dataset (\S+)`.*\| (.+) \| (.+) \| (.+) \| (.+) \|", page
+    )
+    assert len(lines) == 5
+    for table, dataset, *shown in lines:
+        every = runs(table, load_specification(table), datasets=[dataset])
+        step = plan.step_of(every[0])
+        hours = {(r.row, r.seed): plan.flops_of(r, step) / plan.SPEED / 3600 for r in every}
+        memory = max(plan.bytes_of(run, step) for run in every) / 1e9
+        found = [hours["erm", 0], hours["elliptic", 0], sum(hours.values()), memory]
+        assert [float(text) for text in shown] == pytest.approx(found, rel=0.05)
 
 
 def test_a_first_stage_counts():

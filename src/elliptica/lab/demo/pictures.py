@@ -110,7 +110,9 @@ def draw_surfaces(study: Study) -> Figure:
             colour = ABOVE if 2 * kept < len(runs) else BOUNDARY
             name = "ordinary" if method == "erm" else METHODS[method]
             figure.text(middle, 0.87, name, fontsize=34, fontweight="bold", ha="center")
-            figure.text(middle, 0.75, f"kept in {kept} of {len(runs)}", fontsize=28, color=colour, ha="center")
+            figure.text(
+                middle, 0.75, f"kept in {kept} of {len(runs)}", fontsize=28, color=colour, ha="center"
+            )
             box = (column * share, -0.1, share, 0.94)
             surface = figure.add_axes(box, projection="3d", computed_zorder=False)
             _draw_surface(surface, study.exhibits[method], min(TOP, highest), with_points=False)
