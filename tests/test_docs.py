@@ -27,8 +27,8 @@ RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted(RESULTS.rglob("*.md"))]
 #: Pages whose blocks take more than two seconds together.
-SLOW = {"baselines.md", "images.md", "own-loop.md", "worst-group.md", "sklearn.md", "diagnose.md"}
-SLOW |= {"integrations.md", "text.md", "scale.md", "accelerator.md"}
+SLOW = {"baselines.md", "own-loop.md", "weighting.md", "sklearn.md", "diagnose.md"}
+SLOW |= {"integrations.md", "scale.md"}
 
 BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>.+?) -->\n\n?)?"

@@ -61,8 +61,8 @@ def test_a_step_costs_what_the_network_is_known_to_cost():
     assert plan.bytes_of(path, step) - own == 5 * (plan.bytes_of(erm, step) - own)
 
 
-def test_the_page_for_accelerators_says_what_a_dry_run_prints():
-    page = (Path(__file__).parents[3] / "docs" / "accelerator.md").read_text(encoding="utf-8")
+def test_the_page_on_scale_says_what_a_dry_run_prints():
+    page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
     lines = re.findall(
         r"`elliptica run (table[12]) --dataset (\S+)`.*\| (.+) \| (.+) \| (.+) \| (.+) \|", page
     )

@@ -153,7 +153,7 @@ def test_a_function_prepares_what_a_module_cannot(folder):
 def test_the_page_of_the_docs(folder):
     """Its files and its commands, one after the other; what it shows is printed."""
     page = (Path(__file__).parents[3] / "docs" / "own-experiments.md").read_text()
-    files = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', page, flags=re.DOTALL | re.MULTILINE))
+    files = dict(re.findall(r'^```\w+ title="(\S+\.\w+)"\n(.*?)^```$', page, flags=re.DOTALL | re.MULTILINE))
     assert set(files) == {"my_code.py", "mine.toml"}
     for name, text in files.items():
         (folder / name).write_text(text)
