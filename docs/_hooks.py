@@ -3,6 +3,9 @@
 On GitHub every page is read where it lies, and links between pages are paths between files. In the site,
 `docs/` is the root. So that one link serves both, a link is resolved to the file that it means, and
 rewritten to where that file is in the site. Nothing is copied into the repository.
+
+The site also gets links from names of code to the API or the source, links from a tutorial to its notebook,
+and its version in the footer. The address of the repository is that of `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -10,9 +13,13 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
+import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -27,12 +34,30 @@ OUTSIDE = (
     "results/*/*.md",
     "results/*/*.png",
 )
+#: Pages on which names of code become links.
+WITH_CODE = ("paper-map.md", "deviations.md")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = PROJECT["urls"]["Source"]
+COLAB = REPOSITORY.replace("https://github.com", "https://colab.research.google.com/github")
+
+_CODE = re.compile(r"(?<!\[)`((?:elliptica\.|(?:src|tests|studies)/)[\w./]+(?:::\w+)?)`")
 
 #: Code, in which nothing is a link, and links (whose text may be code).
 _LINKS = re.compile(
     r"(?P<code>^```.*?^```|`[^`\n]+`)|(?P<text>\[[^\[\]]*\])\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)",
     flags=re.DOTALL | re.MULTILINE,
 )
+
+
+def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
+    """Show version and commit in the footer."""
+    version = re.search(
+        r'__version__ = "(.+)"', (ROOT / "src/elliptica/__init__.py").read_text(encoding="utf-8")
+    )
+    config.copyright = (
+        f'elliptica {version[1]}, <a href="{REPOSITORY}/tree/{revision()}">{revision()[:8]}</a>'
+    )
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
@@ -49,6 +74,10 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     if page.file.abs_src_path is None:  # made here
         return markdown
     source = Path(page.file.abs_src_path).resolve()
+    if source.with_suffix(".ipynb").is_file():
+        markdown = markdown.replace("\n", f"\n\n{notebook_links(source.with_suffix('.ipynb'))}\n", 1)
+    if page.file.src_uri in WITH_CODE:
+        markdown = _CODE.sub(lambda match: code_link(match[1]), markdown)
 
     def rewrite(match: re.Match[str]) -> str:
         target = match["target"]
@@ -73,6 +102,61 @@ def site_place(path: Path) -> tuple[str, str]:
         return "index.md", ""
     base = DOCS if path.is_relative_to(DOCS) else ROOT
     return os.path.relpath(path, base).replace(os.sep, "/"), ""
+
+
+@cache
+def revision() -> str:
+    """Commit that the site shows; without git, the main branch."""
+    if not (ROOT / ".git").exists():
+        return "main"
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def notebook_links(path: Path) -> str:
+    """Links to open a notebook in Colab and to download it."""
+    place = path.relative_to(ROOT).as_posix()
+    colab = f"[Open in Colab]({COLAB}/blob/{revision()}/{place}){{ .badge }}"
+    return f"{colab} [Download the notebook]({path.name}){{ .badge download={path.name} }}"
+
+
+def code_link(name: str) -> str:
+    """Link of a name, which may break after dots; a test of a file goes by its function."""
+    shown = re.sub(r"([._/])", r"\1<wbr>", name.rpartition("::")[2]).replace("_", "&#95;")
+    return f"[<code>{shown}</code>]({code_place(name)})"
+
+
+def code_place(name: str) -> str:
+    """Link target of a name of the library (its API entry, else its source), a file, or a test in a file."""
+    path, _, test = name.partition("::")
+    line = 0
+    if "/" in path:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        line = text[: text.index(f"\ndef {test}(") + 1].count("\n") + 1 if test else 0
+    else:
+        found = library()[name.removeprefix("elliptica.")]
+        owner = found if found.canonical_path in api() else found.parent
+        if owner.canonical_path in api():
+            page, documented = api()[owner.canonical_path]
+            return f"{page}#{documented}{found.canonical_path.removeprefix(owner.canonical_path)}"
+        path, line = found.filepath.relative_to(ROOT).as_posix(), found.lineno or 0
+    return f"{REPOSITORY}/blob/{revision()}/{path}" + (f"#L{line}" if line else "")
+
+
+@cache
+def library() -> griffe.Object:
+    """The library as its sources say it, without importing it."""
+    return griffe.load("elliptica", search_paths=[str(ROOT / "src")], resolve_aliases=True)
+
+
+@cache
+def api() -> dict[str, tuple[str, str]]:
+    """Page and name in the API of each object there, by the path of its definition."""
+    return {
+        library()[name.removeprefix("elliptica.")].canonical_path: (f"api/{page.name}", name)
+        for page in sorted((DOCS / "api").glob("*.md"))
+        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
 
 
 def examples_page() -> str:

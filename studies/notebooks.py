@@ -6,8 +6,8 @@
     python studies/notebooks.py
 
 A page and its notebook are one text: prose becomes Markdown cells, ``python`` blocks code cells, and each
-``$`` line of a ``console`` block a cell that runs the command in a shell.
-Output shown on the page is left to the cell.
+``$`` line of a ``console`` block a cell that runs the command in a shell. The first cell installs the
+package where it is missing, as in Colab. Output shown on the page is left to the cell.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ import os
 import re
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "tutorials"
 NAMES = ("own-loop", "own-table")
 #: Seconds that one cell may take.
 TIMEOUT = 600
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+INSTALL = f"""import importlib.util
+
+if not importlib.util.find_spec("elliptica"):
+    %pip install --quiet "elliptica[tables] @ git+{ADDRESS}\""""
 
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$\n?", flags=re.DOTALL | re.MULTILINE)
 #: Why a page does not run a block; a notebook, which has the files, does.
@@ -60,7 +67,8 @@ def make(name: str) -> Any:
 
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
     new = {"markdown": v4.new_markdown_cell, "code": v4.new_code_cell}
-    made = [new[kind](source, id=f"{name}-{number}") for number, (kind, source) in enumerate(cells(text))]
+    all_cells = [("code", INSTALL), *cells(text)]
+    made = [new[kind](source, id=f"{name}-{number}") for number, (kind, source) in enumerate(all_cells)]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
 

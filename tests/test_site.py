@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import elliptica
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGES = [
@@ -129,10 +131,12 @@ def test_links_and_pictures_within_the_site_lead_somewhere(site):
 @pytest.mark.parametrize("width", [400, 1280])
 def test_pages_fit_the_screen_and_say_how_to_search(site, visit, width):
     """Opened from a file, commands wrap, nothing is wider than the window, and the search says what to do."""
-    for page in ("index.html", "reproduction.html", "tutorials/own-table.html"):
-        seen = visit(site / page, width=width).page
-        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert seen.evaluate(wide) <= 0, page
+    for page in ("index.html", "reproduction.html", "paper-map.html", "tutorials/own-table.html"):
+        opened = visit(site / page, width=width)
+        assert not opened.overflow(), page
+        seen = opened.page
+        names = "[...document.querySelectorAll('td > code')].filter(c => /^[\\w.]+$/.test(c.innerHTML))"
+        assert all(n == 1 for n in seen.evaluate(f"{names}.map(c => c.getClientRects().length)")), page
         blocks = (
             "[...document.querySelectorAll('.language-console code')].map(c => c.scrollWidth - c.clientWidth)"
         )
@@ -147,6 +151,27 @@ def test_scripts_and_arguments_are_shown(site):
     text = (site / "api" / "training.html").read_text(encoding="utf-8")
     assert 'id="elliptica.Elliptic"' in text
     assert "Diffusion coefficient (sigma_b)" in text
+
+
+@pytest.mark.slow
+def test_names_of_the_paper_map_are_links(site):
+    text = (site / "paper-map.html").read_text(encoding="utf-8")
+    assert not re.search(r"(?<!>)<code>(?:elliptica\.|src/|tests/)", text)
+    (address,) = {
+        link.partition("/blob/")[0] for link in read(site / "paper-map.html").links if "/blob/" in link
+    }
+    places = re.findall(rf'href="{address}/blob/\w+/([^"#]+)', text)
+    assert len(places) > 80
+    assert all((ROOT / place).is_file() for place in places)
+
+
+@pytest.mark.slow
+def test_tutorials_lead_to_their_notebooks_and_the_footer_says_the_version(site):
+    for notebook in (DOCS / "tutorials").glob("*.ipynb"):
+        links = read(site / "tutorials" / f"{notebook.stem}.html").links
+        assert notebook.name in links
+        assert any(link.endswith(f"/docs/tutorials/{notebook.name}") for link in links)
+    assert f"elliptica {elliptica.__version__}, <a" in (site / "index.html").read_text(encoding="utf-8")
 
 
 @cache
