@@ -207,7 +207,7 @@ def test_every_public_name_is_in_the_api(package):
         ("[a](../../results/tables/README.md#b)", "[a](../results/tables/README.md#b)"),
         ("[`a`](../../results/two_moons/) and `b`", "[`a`](../results/two_moons/README.md) and `b`"),
         ("[a](../../examples/x.py), [b](../../README.md)", "[a](../examples.md#x), [b](../index.md)"),
-        ("[a](../settings.md#b), [c](text.md)", "[a](../settings.md#b), [c](text.md)"),
+        ("[a](../settings.md#b), [c](own-loop.md)", "[a](../settings.md#b), [c](own-loop.md)"),
         ("`[a](../../results/two_moons/)`", "`[a](../../results/two_moons/)`"),
         ("```python\n[a](../../nothing.md)\n```", "```python\n[a](../../nothing.md)\n```"),
         ("[a](https://a.b/c) [d](#e)", "[a](https://a.b/c) [d](#e)"),
