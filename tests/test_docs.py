@@ -20,10 +20,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from elliptica._utils.extras import remedy
 from elliptica.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+SOURCE = ROOT / "src" / "elliptica"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted(RESULTS.rglob("*.md"))]
 #: Pages whose blocks take more than two seconds together.
@@ -178,3 +180,11 @@ def test_claims_of_an_index_are_recognised():
         assert INDEX.search(f"pip install {claim}")
     for other in ('-e ".[tables]"', '"elliptica[tables] @ git+<url>"', "elliptica-other"):
         assert not INDEX.search(f"pip install {other}")
+
+
+def test_one_place_says_how_to_install():
+    """It says what the pages say, and changes with the first release."""
+    assert remedy("lab") == 'pip install -e ".[lab]"'
+    for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.toml")]:
+        if path.name != "extras.py":
+            assert not re.search(r"elliptica\[|\.\[[a-z,]+\]", path.read_text(encoding="utf-8")), path

@@ -6,23 +6,18 @@ import importlib
 from typing import Any
 
 #: Packages that are installed under another name than they are imported.
-_DISTRIBUTION = {
-    "faiss": "faiss-cpu",
-    "imblearn": "imbalanced-learn",
-    "PIL": "Pillow",
-    "sklearn": "scikit-learn",
-}
+_NAMES = {"faiss": "faiss-cpu", "imblearn": "imbalanced-learn", "PIL": "Pillow", "sklearn": "scikit-learn"}
 
 
 def remedy(extra: str) -> str:
-    """Return the command that installs an extra."""
-    return f'pip install "elliptica[{extra}]"'
+    """Return the command that installs an extra: in a clone, as long as no index has the package."""
+    return f'pip install -e ".[{extra}]"'
 
 
 def missing_package(user: str, extra: str, package: str | None) -> ModuleNotFoundError:
     """Return the error for a missing package that ``user`` needs and ``extra`` installs."""
     package = (package or "a package").partition(".")[0]
-    text = f"{user} needs {_DISTRIBUTION.get(package, package)}: {remedy(extra)}"
+    text = f"{user} needs {_NAMES.get(package, package)}: {remedy(extra)}"
     return ModuleNotFoundError(text, name=package)
 
 

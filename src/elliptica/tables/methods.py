@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from elliptica._utils.extras import remedy
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.files import can_save
 from elliptica.estimators.wrapped import Booster
@@ -222,8 +223,8 @@ def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tu
     usual = [name for name in there if ":" not in name and (grouped or not METHODS[name].sees_groups)]
     for name in wanted:
         if name not in there:
-            hint = " Some need elliptica[boosters]."
-            raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}.{hint}")
+            hint = f"Some need {remedy('boosters')}."
+            raise TableError(f"methods has {name!r}. Methods for {task} are {', '.join(known)}. {hint}")
         if METHODS[name].sees_groups and not grouped:
             raise TableError(f"methods has {name!r}, which needs groups. Name their column with --group.")
     chosen = [REFERENCE, *wanted, *(usual if wants_all else ())]
