@@ -6,9 +6,8 @@ Names are imported when first used, so that ``elliptica --help`` need not wait f
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    __version__: str
     from elliptica.core.bridge import Paths as Paths
     from elliptica.core.bridge import sample_bridge as sample_bridge
     from elliptica.core.bridgemix import BridgeMix as BridgeMix
@@ -97,6 +96,8 @@ __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # made from the tag when the package was installed
+        return importlib.import_module("importlib.metadata").version("elliptica")
     if name in _PACKAGES:
         return importlib.import_module(f"elliptica.{name}")
     if home := _HOME.get(name, _EXTRA.get(name)):
@@ -105,4 +106,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_EXTRA, *_PACKAGES])
+    return sorted([*globals(), *__all__, *_EXTRA, *_PACKAGES])

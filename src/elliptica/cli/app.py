@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from elliptica import __version__
+import elliptica
 from elliptica._utils.extras import import_extra
 from elliptica._utils.files import is_not_written, not_written
 
@@ -126,7 +126,7 @@ def print_point(console: Console, text: str) -> None:
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
-        typer.echo(f"elliptica {__version__}")
+        typer.echo(f"elliptica {elliptica.__version__}")
         raise typer.Exit
     return wanted  # becomes the value of the option
 
