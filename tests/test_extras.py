@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "elliptica"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 #: Extras of a package; a package that is not here needs the core dependencies alone.
@@ -119,6 +120,21 @@ def test_named_extras_exist():
             assert found <= set(EXTRAS), f"{path.relative_to(ROOT)} names {match[0]}"
             seen |= found
     assert {"tables", "lab", "scale"} <= seen
+
+
+def test_links_of_the_description_are_absolute():
+    """That of the wheel, which an index shows."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for change in PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text, count = re.subn(change["pattern"], change["replacement"], text)
+        assert count
+    home = PROJECT["urls"]["Source"].removeprefix("https://github.com/")
+    places = re.findall(rf"\]\(https://\S*/{home}(?:/blob)?/main/([^)#]*)", text)
+    assert len(places) > 20
+    assert text.count("](") == text.count("](https://")
+    for place in places:  # the source distribution has no results
+        assert place.startswith("results/") or (place and (ROOT / place).exists()), place
+    assert f"(https://raw.githubusercontent.com/{home}/main/docs/images/" in text
 
 
 def constant_calls(*functions):
