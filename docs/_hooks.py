@@ -5,7 +5,7 @@ On GitHub every page is read where it lies, and links between pages are paths be
 rewritten to where that file is in the site. Nothing is copied into the repository.
 
 The site also gets links from names of code to the API or the source, links from a tutorial to its notebook,
-and its version in the footer. The address of the repository is that of `pyproject.toml`.
+and its commit in the footer. The address of the repository is that of `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,9 @@ _LINKS = re.compile(
 
 
 def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
-    """Show version and commit in the footer."""
-    version = re.search(
-        r'__version__ = "(.+)"', (ROOT / "src/elliptica/__init__.py").read_text(encoding="utf-8")
-    )
-    config.copyright = (
-        f'elliptica {version[1]}, <a href="{REPOSITORY}/tree/{revision()}">{revision()[:8]}</a>'
-    )
+    """Show the commit in the footer: of a release, its tag."""
+    shown = git("describe", "--tags", "--always")
+    config.copyright = f'elliptica, <a href="{REPOSITORY}/tree/{revision()}">{shown}</a>'
     return config
 
 
@@ -106,10 +102,15 @@ def site_place(path: Path) -> tuple[str, str]:
 
 @cache
 def revision() -> str:
-    """Commit that the site shows; without git, the main branch."""
+    """Commit that the site shows."""
+    return git("rev-parse", "HEAD")
+
+
+def git(*words: str) -> str:
+    """What git says of the repository; without git, the main branch."""
     if not (ROOT / ".git").exists():
         return "main"
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import elliptica
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGES = [
@@ -166,12 +164,12 @@ def test_names_of_the_paper_map_are_links(site):
 
 
 @pytest.mark.slow
-def test_tutorials_lead_to_their_notebooks_and_the_footer_says_the_version(site):
+def test_tutorials_lead_to_their_notebooks_and_the_footer_says_the_commit(site):
     for notebook in (DOCS / "tutorials").glob("*.ipynb"):
         links = read(site / "tutorials" / f"{notebook.stem}.html").links
         assert notebook.name in links
         assert any(link.endswith(f"/docs/tutorials/{notebook.name}") for link in links)
-    assert f"elliptica {elliptica.__version__}, <a" in (site / "index.html").read_text(encoding="utf-8")
+    assert re.search(r"elliptica, <a [^>]*>[\w.-]+</a>", (site / "index.html").read_text(encoding="utf-8"))
 
 
 @cache
