@@ -105,6 +105,7 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(RUN) table9 --dataset breastmnist --every-epoch
 	$(RUN) table10 --dataset breastmnist --every-epoch
 	$(RUN) table9 --dataset bloodmnist_rebuilt --seeds 5 --every-epoch
+	$(RUN) table9 --dataset bloodmnist_rebuilt-per-batch --seeds 3 --every-epoch --methods erm,mixup,elliptic
 	$(RUN) table9 --dataset pathmnist_subset --seeds 3 --every-epoch --methods erm,mixup,mixupe,elliptic,'elliptic + weighting',marginal
 	$(RUN) table6 --dataset bloodmnist_rebuilt --methods elliptic --seeds 2 --every-epoch
 	$(RUN) table9 --dataset bloodmnist_rebuilt-float32 --methods erm,elliptic --seeds 1 --every-epoch
