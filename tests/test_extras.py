@@ -25,7 +25,7 @@ EXTRAS_OF = {
     "partner_index": {"scale", "tables"},
     "distributed": {"scale"},
     "integrations": {"lightning", "hf"},
-    "estimators": {"tables", "boosters"},
+    "estimators": {"tables", "boosters", "onnx"},
     "tables": {"tables", "lab", "scale"},
     "lab": {"lab", "scale"},
 }
@@ -90,14 +90,25 @@ def test_every_dependency_is_imported():
     for path in SOURCE.rglob("*.py"):
         used |= {DISTRIBUTION.get(name, name) for name in imported(path)}
     wanted = names(PROJECT["dependencies"]).union(
-        *(names(EXTRAS[e]) for e in ("tables", "boosters", "lab", "lightning", "hf", "scale"))
+        *(names(EXTRAS[e]) for e in ("tables", "boosters", "lab", "lightning", "hf", "scale", "onnx"))
     )
     assert wanted <= used, f"nothing imports {wanted - used}"
 
 
 def test_the_extras_are_those_that_a_user_understands():
-    assert set(EXTRAS) == {"tables", "boosters", "lab", "lightning", "hf", "scale", "all", "docs", "dev"}
-    assert EXTRAS["all"] == ["elliptica[tables,boosters,lab,lightning,hf,scale]"]
+    assert set(EXTRAS) == {
+        "tables",
+        "boosters",
+        "lab",
+        "lightning",
+        "hf",
+        "scale",
+        "onnx",
+        "all",
+        "docs",
+        "dev",
+    }
+    assert EXTRAS["all"] == ["elliptica[tables,boosters,lab,lightning,hf,scale,onnx]"]
 
 
 #: `elliptica[a,b]`, `".[a,b]"`.

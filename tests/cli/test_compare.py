@@ -117,9 +117,23 @@ def test_the_screen_from_top_to_bottom(done):
 def test_everything_is_written(done, data):
     folder, _, lines = done
     out = folder / "out"
-    files = {".lock", "report.md", "report.html", "results.json", "predictions.npz", "model.elliptica"}
+    files = {
+        ".lock",
+        "report.md",
+        "report.html",
+        "results.json",
+        "predictions.npz",
+        "model.elliptica",
+        "model.md",
+    }
     assert {file.name for file in out.iterdir()} == files
     content = results(out)
+    card = (out / "model.md").read_text(encoding="utf-8")
+    assert "80 rows" in card
+    assert content["summary"]["verdict"]["headline"] in card.replace("\\", "")
+    assert "Not tested for later rows" in card
+    assert "Tested for other rows of the same source." in card
+    assert "No groups were judged" in card
     assert len(content["records"]) == 6
     assert set(content["versions"]) >= {"torch", "python", "polars", "scikit-learn"}
     saved = content["summary"]["saved"]

@@ -158,7 +158,8 @@ def _value(text: str) -> Any:
 
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:
     """Write reports and model of what is finished, and print the result."""
-    from elliptica.tables.comparison import MODEL
+    from elliptica.tables.card import write_card
+    from elliptica.tables.comparison import CARD, MODEL
     from elliptica.tables.model import fit_model
     from elliptica.tables.page import describe_model, facts, write_reports
 
@@ -172,7 +173,8 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
     session.store.write({"summary": facts(comparison)})
     with console.status("measuring what the model depends on"):
         write_reports(comparison, out, measure=not interrupted)
-    (out / MODEL).unlink(missing_ok=True)  # one of an earlier run is not the model of this report
+    for name in (MODEL, CARD):
+        (out / name).unlink(missing_ok=True)  # one of an earlier run is not the model of this report
     _print_result(comparison, console)
     file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
@@ -180,6 +182,7 @@ def _finish(session: Session, out: Path, console: Console, interrupted: bool) ->
         return
     with console.status("training the model on all rows"):
         fit_model(comparison, out / MODEL)
+        write_card(comparison, out / CARD)
     print_text(console, escape(f"Saved: {file} ({describe_model(comparison)}). {page}"))
     print_text(console, escape(f"To predict other rows: elliptica predict {file} NEW.csv"))
 

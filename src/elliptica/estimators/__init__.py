@@ -7,6 +7,8 @@ try:
     from elliptica.estimators.files import load as load
     from elliptica.estimators.files import read_notes as read_notes
     from elliptica.estimators.files import save as save
+    from elliptica.estimators.graph import export as export
+    from elliptica.estimators.graph import numeric_rows as numeric_rows
     from elliptica.estimators.preprocess import TablePreprocessor as TablePreprocessor
     from elliptica.estimators.regressor import EllipticRegressor as EllipticRegressor
 except ModuleNotFoundError as error:

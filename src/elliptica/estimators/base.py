@@ -268,6 +268,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Convert encoded targets to what networks learn: class numbers, or scaled float32 numbers."""
         raise NotImplementedError
 
+    def _answers(self, outputs: Tensor) -> Tensor:
+        """Convert outputs ``(networks, rows, outputs)`` to probabilities, or to the user's targets."""
+        raise NotImplementedError
+
     def _loss_kind(self) -> Loss:
         """Return ``"classes"``, ``"labels"`` (several at once) or ``"real"``."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.statistics import fit_temperature
@@ -125,8 +126,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
         Training between rows makes them less confident than ordinary training does, see ``calibrate``.
         """
-        outputs = torch.from_numpy(self._pooled(X) / self.temperature_)
-        return (outputs.sigmoid() if self._is_multilabel else outputs.softmax(1)).numpy()
+        return self._answers(torch.from_numpy(self._outputs(X))).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return logits before calibration; for two classes, second minus first."""
@@ -138,6 +138,10 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
     def _pooled(self, X: Any) -> np.ndarray:
         """Return the logits of the mean probabilities of the networks."""
         return pool(torch.from_numpy(self._outputs(X)), self._loss_kind()).numpy()
+
+    def _answers(self, outputs: Tensor) -> Tensor:
+        logits = pool(outputs, self._loss_kind()) / self.temperature_
+        return logits.sigmoid() if self._is_multilabel else logits.softmax(1)
 
     def _check_parameters(self, groups: np.ndarray | None) -> None:
         super()._check_parameters(groups)

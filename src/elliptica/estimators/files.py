@@ -22,7 +22,7 @@ from elliptica.estimators.wrapped import Average
 
 #: Maximum size of the contents of a file, in bytes.
 MAX_BYTES = 2**31
-_FORMAT = "elliptica estimator 5"
+_FORMAT = "elliptica estimator 6"
 _HGB = "sklearn.ensemble._hist_gradient_boosting"
 #: Types that a file may hold, besides those that skops itself trusts: parts of scikit-learn and NumPy.
 _TRUSTED = {
@@ -183,7 +183,7 @@ def _check(model: Any) -> None:
     for part in [model, *getattr(model, "named_steps", {}).values(), getattr(model, "regressor_", None)]:
         for tree in (tree for trees in getattr(part, "_predictors", ()) for tree in trees):
             _check_tree(tree, part._n_features, part._bin_mapper.is_categorical_)
-    if not np.isfinite(_answers(model, _probe(model))).all():
+    if not np.isfinite(answers(model, probe(model))).all():
         raise ValueError("predictions are NaN or infinite")
 
 
@@ -206,23 +206,25 @@ def _check_tree(tree: Any, n_features: int, codes: np.ndarray) -> None:
         raise ValueError("a tree leads out of its nodes or columns, or to no number")
 
 
-def _probe(model: Any) -> Any:
+def probe(model: Any) -> Any:
     """Return rows around the training rows, or a frame with values of all kinds of columns."""
     if isinstance(model, Average):
-        return _probe(model.models[0])
-    if isinstance(model, Pipeline) and isinstance(model[0], TablePreprocessor):
-        return model[0].probe()
-    mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 0.0)
+        return probe(model.models[0])
+    first = model[0] if isinstance(model, Pipeline) else model
+    if isinstance(first, TablePreprocessor):
+        return first.probe()
+    mean = getattr(first, "x_mean_", getattr(first, "mean_", 0.0))
+    scale = getattr(first, "x_scale_", getattr(first, "scale_", float(hasattr(model, "coef_"))))
     rows = mean + scale * np.random.default_rng(0).normal(size=(16, model.n_features_in_))
     names = getattr(model, "feature_names_in_", None)
     return rows if names is None else pl.DataFrame(rows, schema=list(names))
 
 
-def _answers(model: Any, rows: Any) -> np.ndarray:
+def answers(model: Any, rows: Any) -> np.ndarray:
     """Return probabilities, or predicted numbers."""
     return np.asarray(getattr(model, "predict_proba", model.predict)(rows))
 
 
 def _agree(model: Any, other: Any) -> bool:
-    rows = _probe(model)
-    return np.array_equal(_answers(model, rows), _answers(other, rows))
+    rows = probe(model)
+    return np.array_equal(answers(model, rows), answers(other, rows))

@@ -25,7 +25,7 @@ Kind = Literal["number", "category", "date", "text"]
 #: Name of the category of missing values.
 MISSING = "(missing)"
 #: A number this many spreads from the median makes a heavy tail, which is squashed into fewer of them.
-_HEAVY, _BOUND = 10.0, 3.0
+_HEAVY, BOUND = 10.0, 3.0
 #: Other numbers are clipped at this multiple of the training range beyond it.
 _MARGIN = 2.0
 #: Maximum number of texts from which parts of words are learnt, and maximum number of parts.
@@ -144,6 +144,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         frame = {}
         for name, kind, zone, encoder in zip(names, self.kinds_, self.zones_, self.encoders_, strict=True):
             known = encoder.categories_[0].tolist() if kind == "category" else []
+            if kind == "number":
+                known = (encoder[0] if isinstance(encoder, Pipeline) else encoder).usual_
             column = pl.Series((values[kind] + known + [None] * 60)[:60], strict=False)
             frame[str(name)] = column.dt.replace_time_zone("UTC") if zone and kind == "date" else column
         return pl.DataFrame(frame)
@@ -296,6 +298,7 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn the bounds."""
         known = X[~np.isnan(X)]
         self.squash_, self.clip_ = None, None
+        self.usual_ = np.quantile(known, np.linspace(0, 1, 12)).tolist() if len(known) else []
         if self.active and len(known):
             low, median, high = np.quantile(known, (0.25, 0.5, 0.75))
             apart = np.abs(known - median)
@@ -311,7 +314,7 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Return numbers within the bounds."""
         if self.squash_ is not None:
             z = (X - self.squash_[0]) / self.squash_[1]
-            return np.asarray(z / np.hypot(1.0, z / _BOUND))
+            return np.asarray(z / np.hypot(1.0, z / BOUND))
         return X if self.clip_ is None else X.clip(*self.clip_)
 
     def get_feature_names_out(self, input_features: Any) -> Any:

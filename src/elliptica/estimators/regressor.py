@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import column_or_1d
+from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica.estimators.base import EllipticEstimator, check_table, location_and_scale
@@ -76,10 +78,16 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the targets of each row, in the units and shape of the ``y`` of training."""
-        values = self._outputs(X) * self.y_scale_ + self.y_mean_
+        return self._answers(torch.from_numpy(self._outputs(X))).numpy()
+
+    def _answers(self, outputs: Tensor) -> Tensor:
+        scale, mean, low, high = map(
+            torch.from_numpy, (self.y_scale_, self.y_mean_, self.y_min_, self.y_max_)
+        )
+        values = outputs * scale + mean
         if self.target_transform == "log":
-            values = np.exp(values.clip(max=_LARGEST_EXPONENT))
-        values = (values.clip(self.y_min_, self.y_max_) if self.bounded else values).mean(axis=0)
+            values = values.clamp(max=_LARGEST_EXPONENT).exp()
+        values = (values.clamp(low, high) if self.bounded else values).mean(0)
         return values[:, 0] if self._single_target else values
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:

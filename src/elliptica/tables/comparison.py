@@ -48,11 +48,11 @@ from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.tables.training import Record, Report, prepare, run_methods
 from elliptica.tables.verdict import judge
 
-RESULTS, PREDICTIONS, MODEL = "results.json", "predictions.npz", "model.elliptica"
+RESULTS, PREDICTIONS, MODEL, CARD = "results.json", "predictions.npz", "model.elliptica", "model.md"
 #: Lock file of the process that works in the folder.
 LOCK = ".lock"
 #: Other files that a comparison writes.
-WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
+WRITTEN = ("report.md", "report.html", MODEL, CARD, PREDICTIONS)
 #: Version of the records: of rows, draws and training. Others cannot be mixed with these.
 FORMAT = 8
 
