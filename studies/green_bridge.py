@@ -24,9 +24,9 @@ from elliptica._utils.statistics import holm
 from elliptica.baselines import ERM, CMixup, Mixup, TargetKernel
 from elliptica.lab import data as loaders
 from elliptica.lab.data import Dataset, Split
+from elliptica.lab.experiments.metrics import reduce_by
 from elliptica.lab.experiments.records import versions
 from elliptica.lab.models import mlp, stack
-from elliptica.report.scores import reduce_by
 
 SEEDS = list(range(10))
 Method = dict[str, Any]

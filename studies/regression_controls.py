@@ -24,8 +24,8 @@ import green_bridge
 from common import Record, Study, Values, paired_p, rounded, spread, table
 from elliptica.baselines import InputNoise
 from elliptica.lab.data import Dataset, Split
+from elliptica.lab.experiments.metrics import reduce_by
 from elliptica.lab.experiments.records import versions
-from elliptica.report.scores import reduce_by
 from green_bridge import SEEDS, Build, Stack
 
 #: As in Table 5. Elliptic training takes one point of each bridge, with partners by distance from all rows.

@@ -34,8 +34,8 @@ from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
 from elliptica.estimators.base import network_seeds, pool
 from elliptica.lab import data as loaders
 from elliptica.lab.data import Split
+from elliptica.lab.experiments.metrics import calibration_error, reduce_by
 from elliptica.lab.models import mlp
-from elliptica.report.scores import calibration_error, reduce_by
 
 SEEDS = (0, 1, 2, 3, 4)
 N_STEPS, BATCH, LEARNING_RATE = 1000, 64, 1e-3

@@ -55,7 +55,7 @@ MODELS = {
 
 def run(path, rows):
     if path.suffix == ".pt2":
-        return torch.export.load(path).module()(torch.from_numpy(rows)).detach().numpy()
+        return torch.export.load(path).module()(torch.from_numpy(rows)).numpy()
     import onnxruntime
 
     return onnxruntime.InferenceSession(path).run(None, {"rows": rows})[0]

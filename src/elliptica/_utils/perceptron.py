@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from elliptica._utils import checks
+
 Activation = Literal["leaky_relu", "relu", "tanh"]
 _RECENT = 8.0  # how much an average of weights prefers the last steps
 
@@ -35,15 +37,14 @@ def mlp(
 
     Without ``hidden`` layers the model is linear; ``flatten`` accepts images, ``(batch, *feature)``.
     """
-    require_positive(n_features=n_features, n_outputs=n_outputs)
-    require_positive(**{f"hidden[{i}]": width for i, width in enumerate(hidden)})
+    for size in (n_features, n_outputs, *hidden):  # torch builds layers of none
+        checks.count("n_features, n_outputs and hidden", size)
     make: dict[str, Callable[[], nn.Module]] = {
         "leaky_relu": lambda: nn.LeakyReLU(0.1),
         "relu": nn.ReLU,
         "tanh": nn.Tanh,
     }
-    if activation not in make:
-        raise ValueError(f"activation must be one of {', '.join(make)}, but is {activation!r}.")
+    checks.choice("activation", activation, make)
     layers: list[nn.Module] = [nn.Flatten()] if flatten else []
     n_in = n_features
     for width in hidden:
@@ -53,13 +54,6 @@ def mlp(
         layers.append(make[activation]())
         n_in = width
     return nn.Sequential(*layers, nn.Linear(n_in, n_outputs))
-
-
-def require_positive(**sizes: int) -> None:
-    """Raise for sizes below one: torch builds layers of none."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be a positive integer, but got {size}.")
 
 
 def make_adam(

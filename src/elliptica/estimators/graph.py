@@ -63,7 +63,11 @@ def export(model: Any, out: str | Path) -> Path:
     model, out = load(model) if isinstance(model, str | Path) else model, Path(out)
     checks.choice("out", out.suffix, [".onnx", ".pt2"])
     table = probe(model)
-    graph, rows, expected = _graph(model).eval(), numeric_rows(model, table), answers(model, table)
+    graph, rows, expected = (
+        _graph(model).eval().requires_grad_(False),
+        numeric_rows(model, table),
+        answers(model, table),
+    )
     classes = model.classes_.tolist() if hasattr(model, "classes_") else None
     about = json.dumps({"columns": _columns(model), "classes": classes})
     with replacing(out) as part:
@@ -207,7 +211,7 @@ def _write_program(graph: nn.Module, rows: np.ndarray, about: str, part: Path) -
         torch.export.save(program, file, extra_files={"elliptica.json": about})
     with part.open("rb") as file:
         again = torch.export.load(file).module()
-    return lambda x: again(torch.from_numpy(x)).detach().numpy()
+    return lambda x: again(torch.from_numpy(x)).numpy()
 
 
 def _write_onnx(graph: nn.Module, rows: np.ndarray, about: str, part: Path) -> _Run:

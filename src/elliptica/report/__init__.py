@@ -1,4 +1,4 @@
-"""What pages of results share: the judge of differences, the page and its charts, scores of probabilities."""
+"""What pages of results share: the judge of differences, the page and its charts."""
 
 from elliptica.report.judge import Difference as Difference
 from elliptica.report.judge import Measure as Measure

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from elliptica.report.scores import calibration_error, score_classes
+from elliptica.lab.experiments.metrics import calibration_error, score_classes
 
 
 def test_scores_against_scikit_learn_and_brute_force():
