@@ -85,8 +85,7 @@ def test_every_dependency_is_imported():
         "accelerate",
         "faiss-cpu",
         "imbalanced-learn",
-        "tensorboard",
-    }  # by transformers, by name, by torch
+    }  # by transformers, by name
     for path in SOURCE.rglob("*.py"):
         used |= {DISTRIBUTION.get(name, name) for name in imported(path)}
     wanted = names(PROJECT["dependencies"]).union(

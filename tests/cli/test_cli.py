@@ -71,7 +71,7 @@ def test_module_runs():
 
 #: What no bare install has.
 OPTIONAL = ("PIL", "accelerate", "faiss", "imblearn", "lightning", "matplotlib", "plotly", "polars")
-OPTIONAL += ("ray", "safetensors", "scipy", "sklearn", "tensorboard", "transformers")
+OPTIONAL += ("ray", "safetensors", "scipy", "sklearn", "transformers")
 #: The extra that a command names after a bare install; None where it needs none.
 BARE = {
     "compare data.csv --target y": "tables",

@@ -68,12 +68,6 @@ Ray = Annotated[
     typer.Option(metavar="ADDRESS", help="Do the runs on this Ray cluster: auto, local or HOST:PORT."),
 ]
 Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda, ...")]
-Board = Annotated[
-    Path | None,
-    typer.Option(
-        "--tensorboard", help="Folder for TensorBoard event files.", file_okay=False, show_default="none"
-    ),
-]
 Records = Annotated[Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)]
 
 
@@ -173,7 +167,6 @@ def run(
     ray: Ray = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
-    tensorboard: Board = None,
     every_epoch: Annotated[
         bool,
         typer.Option(
@@ -203,7 +196,6 @@ def run(
         device=device,
         jobs=jobs,
         ray=ray,
-        tensorboard=tensorboard,
         every_epoch=every_epoch,
         plugins=load_own(plugin),
     )

@@ -153,26 +153,6 @@ def test_recorded_runs_are_shown_when_their_data_are_gone(tmp_path, monkeypatch)
     assert re.search(r"\| erm \| \d", command(*words, 2, status=1))
 
 
-def test_event_files_have_no_step_twice(toy, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    options = Options(tmp_path, tensorboard=tmp_path / "board")
-
-    def kill(end):
-        if end.epoch == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        do_run(run_of("erm"), options, kill)
-    epochs = []
-    do_run(run_of("erm"), Options(tmp_path / "whole"), epochs.append)
-    do_run(run_of("erm"), options)
-    (folder,) = {file.parent for file in tmp_path.glob("board/toy/groups/erm/*/*")}
-    events = EventAccumulator(str(folder)).Reload()
-    losses = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert losses == [(end.epoch, pytest.approx(end.loss, rel=1e-5)) for end in epochs]
-
-
 def test_right_answers_of_every_epoch_are_recorded_on_request(toy, tmp_path):
     wanted = run_of("erm")
     do_runs([wanted], Options(tmp_path))

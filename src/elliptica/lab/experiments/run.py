@@ -5,7 +5,6 @@ Workers return records and this process writes them, so a command that was kille
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -57,7 +56,6 @@ class Options:
     device: str = "cpu"  # where to train
     jobs: int = 1  # runs at once, in processes with one thread each if there are several
     ray: str | None = None  # address of a Ray cluster to do them on; None is this machine
-    tensorboard: Path | None = None  # folder for event files, one folder per run in it; None writes none
     #: Record the right answers on validation and test rows after every epoch; they decide nothing. Runs that
     #: were recorded without them are done anew.
     every_epoch: bool = False
@@ -85,29 +83,23 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
         test = metrics.count_right(net, data.test, device, test_noise())
         return {"validation": metrics.count_right(net, data.validation, device), "test": test}
 
-    with _event_files(run, options) as board:
-
-        def end_epoch(end: EpochEnd) -> None:
-            board(end)
-            progress(end)
-
-        result = fit(
-            model,
-            method.objective,
-            method.data or data,
-            settings if run.select != "last" else dataclasses.replace(settings, select="last"),
-            lambda net, part: metrics.score_of(measured(net, part, detailed=False), run.metric, run.select),
-            name=run.streams,
-            seed=run.seed,
-            rows=method.rows,
-            relabel=label_noise(run.load),
-            arrange=method.arrange,
-            budget=None if budget is None else budget - method.evaluations,
-            checkpoint=checkpoint_of(run, options),
-            device=device,
-            progress=end_epoch,
-            observe=right_answers if options.every_epoch else None,
-        )
+    result = fit(
+        model,
+        method.objective,
+        method.data or data,
+        settings if run.select != "last" else dataclasses.replace(settings, select="last"),
+        lambda net, part: metrics.score_of(measured(net, part, detailed=False), run.metric, run.select),
+        name=run.streams,
+        seed=run.seed,
+        rows=method.rows,
+        relabel=label_noise(run.load),
+        arrange=method.arrange,
+        budget=None if budget is None else budget - method.evaluations,
+        checkpoint=checkpoint_of(run, options),
+        device=device,
+        progress=progress,
+        observe=right_answers if options.every_epoch else None,
+    )
     return Record.model_validate(
         {
             "run": run,
@@ -179,28 +171,6 @@ def ordinary_evaluations(n_rows: int, settings: TrainingSettings) -> int:
     """Rows that ordinary training sends through its network."""
     left_out = n_rows % settings.batch_size if settings.drop_last and n_rows >= settings.batch_size else 0
     return settings.epochs * (n_rows - left_out)
-
-
-@contextlib.contextmanager
-def _event_files(run: Run, options: Options) -> Iterator[Callable[[EpochEnd], None]]:
-    """Yield a function that writes the scalars of an epoch for TensorBoard, if options ask for it."""
-    with contextlib.ExitStack() as stack:
-        writers: list[Any] = []
-
-        def write(end: EpochEnd) -> None:
-            if options.tensorboard is None:
-                return
-            if not writers:  # a run that resumes replaces the steps that it repeats
-                from torch.utils.tensorboard import SummaryWriter
-
-                folder = options.tensorboard / run.table / run.dataset / run.row / run_hash(run)
-                writers.append(stack.enter_context(SummaryWriter(str(folder), purge_step=end.epoch)))
-                writers[0].add_text("run", run.model_dump_json(indent=1))
-            for name, value in dataclasses.asdict(end).items():
-                writers[0].add_scalar(name, value, end.epoch)
-            writers[0].flush()  # so that a kill loses nothing
-
-        yield write
 
 
 def check_runs(runs: Sequence[Run], options: Options) -> dict[str, str]:
@@ -347,7 +317,7 @@ def _on_ray(runs: Sequence[Run], options: Options, _: Listener) -> Iterator[Resu
         ray.init(address=options.ray, log_to_driver=False)
     gpus = 1 if torch.device(options.device).type == "cuda" else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_attempt)
-    paths = {name: getattr(options, name) for name in ("out", "data_dir", "tensorboard")}
+    paths = {name: getattr(options, name) for name in ("out", "data_dir")}
     paths = {name: path.absolute() for name, path in paths.items() if path}  # workers have other folders
     given = dataclasses.replace(options, ray=None, **paths)
     waiting = {task.remote(number, run, given): number for number, run in enumerate(runs)}
