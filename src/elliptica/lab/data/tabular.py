@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -39,79 +40,31 @@ _LAYOUTS = {
 }
 
 
-def load_airfoil(
-    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
+def load_table(
+    name: str, seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
 ) -> Dataset:
-    """Load Airfoil Self-Noise: 5 inputs, sound pressure in dB as target (paper: Table 3).
+    """Load a table, split as in the C-Mixup reference, which the paper follows (paper: Table 3).
 
-    The rows are split as in the C-Mixup reference, which the paper follows: shuffled by NumPy's
-    legacy generator, then 1003 / 300 / 200 rows for training, validation and test. With
-    ``scale="all"`` the result is the reference's data for the same seed.
+    - ``"airfoil"``: 5 inputs, sound pressure in dB. Shuffled by NumPy's legacy generator, then 1003 / 300 /
+      200 rows for training, validation and test. With ``scale="all"`` this is the reference's data for the
+      same seed.
+    - ``"no2"``: 7 traffic and weather inputs, log concentration; 200 / 200 / 100 rows. Deviation: rows are
+      drawn, and inputs scaled, as for Airfoil, because the reference loads arrays that were never published.
+      Do not compare single seeds with other work.
+    - ``"skillcraft"``: 17 inputs, action latency in ms. Leagues 1 to 4 (1878 rows) for training, 5 (806) for
+      validation, 6 to 8 (711) for test.
+    - ``"crime"``: 122 inputs, violent crimes. 31 states (1390 rows), 6 (231) and 9 (373).
 
     Args:
-        seed: Seed of the split, 0 to 2**32 - 1. Each seed gives another split.
-        data_dir: Directory that holds ``airfoil/airfoil_self_noise.dat``; see
-            `data_directories` if None.
-        scale: Rows that give the minimum and maximum by which inputs are scaled to [0, 1]. The
-            reference uses all rows, the test ones too; the default keeps to the training rows.
+        name: Name of the table.
+        seed: Seed, 0 to 2**32 - 1: of the split or, with domains, of the order of rows within each part.
+        data_dir: Directory that holds the files of the catalogue; see `data_directories` if None.
+        scale: Rows that give the minimum and maximum by which inputs are scaled to [0, 1], and the means put
+            in place of missing values. The reference uses all rows, the test ones too.
 
     Returns:
-        Inputs of shape ``(n, 5)``, unscaled targets of shape ``(n, 1)``, all float32.
+        Inputs and unscaled targets of shape ``(n, 1)``, float32; ``group`` is the domain, if there are some.
     """
-    return _load("airfoil", seed, data_dir, scale)
-
-
-def load_no2(
-    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
-) -> Dataset:
-    """Load NO2: 7 traffic and weather inputs, log concentration as target (paper: Table 3).
-
-    The paper's sizes are kept, 200 / 200 / 100 rows for training, validation and test.
-    Deviation: which rows are in which part, and the scaling of the inputs, are our choice, because
-    the reference loads arrays that were never published. We shuffle by NumPy's legacy generator
-    and scale as for Airfoil. Do not compare single seeds with other work.
-
-    Arguments and shapes are as for `load_airfoil`, with 7 columns; the file is ``no2/NO2.csv``.
-    """
-    return _load("no2", seed, data_dir, scale)
-
-
-def load_skillcraft(
-    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
-) -> Dataset:
-    """Load SkillCraft: 17 inputs, action latency in ms as target, leagues as domains.
-
-    The rows are split by league as in the C-Mixup reference, which the paper follows: leagues 1 to 4
-    (1878 rows) for training, 5 (806) for validation, 6 to 8 (711) for test. Every seed gives the same
-    parts, in another order of rows.
-
-    Arguments are as for `load_airfoil`; the file is ``skillcraft/SkillCraft1_Dataset.csv``. The rows of
-    ``scale`` also give the means put in place of missing values.
-
-    Returns:
-        Inputs of shape ``(n, 17)``, unscaled targets of shape ``(n, 1)``, all float32; ``group`` is the
-        league.
-    """
-    return _load("skillcraft", seed, data_dir, scale)
-
-
-def load_crime(
-    seed: int, *, data_dir: str | os.PathLike[str] | None = None, scale: Statistics = "train"
-) -> Dataset:
-    """Load Communities and Crime: 122 inputs, violent crimes as target, states as domains.
-
-    The rows are split by the code of the state as in the C-Mixup reference, which the paper follows: 31
-    states (1390 rows) for training, 6 (231) for validation, 9 (373) for test. Every seed gives the same
-    parts, in another order of rows.
-
-    Arguments and shapes are as for `load_skillcraft`, with 122 columns; ``group`` is the code of the state
-    and the file ``crime/communities.data``.
-    """
-    return _load("crime", seed, data_dir, scale)
-
-
-def _load(name: str, seed: int, data_dir: str | os.PathLike[str] | None, scale: Statistics) -> Dataset:
-    """Read, split, shuffle, fill in and scale."""
     checks.choice("scale", scale, get_args(Statistics))
     layout = _LAYOUTS[name]
     (path,) = find_files(name, data_dir)
@@ -139,6 +92,9 @@ def _load(name: str, seed: int, data_dir: str | os.PathLike[str] | None, scale: 
         for scaled, part in zip(min_max_scale(first, rest, statistics=scale), parts, strict=True)
     )
     return Dataset(name, train, validation, test, task="regression")
+
+
+load_airfoil, load_no2, load_skillcraft, load_crime = (partial(load_table, name) for name in _LAYOUTS)
 
 
 def _number(cell: str) -> float:
