@@ -16,10 +16,9 @@ from threadpoolctl import threadpool_info
 
 from elliptica.tables import Comparison, Options, TableError, compare, fit_model
 from elliptica.tables import comparison as comparison_module
-from elliptica.tables.comparison import Session, _Progress, _Task
+from elliptica.tables.comparison import Session
 from elliptica.tables.methods import METHODS
 from elliptica.tables.model import only_rows
-from elliptica.tables.shift import Fold
 from elliptica.tables.training import training_groups
 
 bad_input = pytest.mark.bad_input
@@ -216,20 +215,8 @@ def test_progress_grows_to_one(flowers, tiny):
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
-    begins = {text.partition(", about")[0] for _, text in told}
+    begins = {text for _, text in told}
     assert {"fold 2, boosted trees: done", "folds 1, 2: trials"} < begins
-
-
-def test_the_time_that_is_left_is_estimated_after_the_first_fold(found):
-    """By rows and methods that are left, over the workers; the longest task is a lower limit."""
-    folds = [Fold(np.arange(100 * (n + 1)), np.arange(9), np.arange(9), 0, n) for n in range(3)]
-    tasks = [_Task((fold,), ("erm",)) for fold in folds]
-    progress = _Progress(None, None, tasks, 2)
-    assert progress.left() == ""
-    progress.learn([replace(found.of("erm")[0], seconds=20.0)])  # for 100 rows
-    for number, share, left in ((0, 1.0, 60), (2, 0.5, 40)):
-        progress.done[id(tasks[number])] = share
-        assert progress.left() == f", about {left} s left"
 
 
 def test_random_rows_beside_a_shift(flowers, tiny, tmp_path, ran):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from elliptica._utils.extras import count
@@ -245,7 +245,7 @@ def _print_result(comparison: Comparison, console: Console) -> None:
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[float, str], None]]:
     """Show a progress bar on a screen, or print a line for every tenth if the output is a file."""
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     tenth = 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=1.0)

@@ -460,14 +460,13 @@ class Session:
         minutes = self.options.minutes
         tasks, workers = self._tasks(), self.options.jobs or min(_MOST_WORKERS, cpu_count())
         deadline = None if minutes is None else clock.monotonic() + 60 * minutes * FOLD_SHARE
-        progress = _Progress(listen, deadline, tasks, workers)
+        progress = _Progress(listen, deadline, tasks)
         with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
             waiting = {pool.submit(self._run_task, task, progress) for task in tasks}
             try:
                 for future in as_completed(tuple(waiting)):
                     waiting.remove(future)
                     self.store.add(future.result())
-                    progress.learn(future.result())
             except _Stopped:  # finished folds are the answer
                 pass
             finally:  # no thread may outlive the program: it could be inside torch
@@ -533,34 +532,12 @@ class _Stopped(Exception):
 
 
 class _Progress:
-    """Merge the progress of concurrent tasks, estimate the time that is left, and stop them."""
+    """Merge the progress of concurrent tasks, and stop them."""
 
-    def __init__(
-        self, listen: Listener | None, deadline: float | None, tasks: Sequence[_Task], workers: int
-    ) -> None:
-        self.listen, self.deadline, self.workers = listen or (lambda share, words: None), deadline, workers
+    def __init__(self, listen: Listener | None, deadline: float | None, tasks: Sequence[_Task]) -> None:
+        self.listen, self.deadline = listen or (lambda share, words: None), deadline
         self.tasks, self.done = tasks, {id(task): 0.0 for task in tasks}
         self.stop, self._lock = threading.Event(), threading.Lock()
-        self._rows = {(f.repeat, f.number): len(f.train) for task in tasks for f in task.folds}
-        self._seconds: dict[str, list[float]] = {}  # per training row, by method
-
-    def learn(self, records: Iterable[Record]) -> None:
-        """Learn from finished pieces how long others take, in seconds per training row."""
-        with self._lock:
-            for record in records:
-                seconds = record.seconds / self._rows[record.key[:2]]
-                self._seconds.setdefault(record.method, []).append(seconds)
-
-    def left(self) -> str:
-        """Estimate the time that is left; empty until every method has finished a fold."""
-        mean = {method: float(np.mean(seconds)) for method, seconds in self._seconds.items()}
-        if any(method not in mean for task in self.tasks for method in task.methods):
-            return ""
-        rates = [sum(mean[method] for method in task.methods) for task in self.tasks]
-        rows = [sum(len(fold.train) for fold in task.folds) for task in self.tasks]
-        rest = [r * n * (1 - self.done[id(t)]) for r, n, t in zip(rates, rows, self.tasks, strict=True)]
-        seconds = max(sum(rest) / self.workers, *rest, 0.0)
-        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
     def of(self, task: _Task) -> Report:
         """Return the callback of a task, which raises when it has to stop."""
@@ -576,7 +553,7 @@ class _Progress:
             with self._lock:
                 self.done[id(task)] = max(self.done[id(task)], share)
                 done = sum(self.done[id(t)] * len(t.folds) * len(t.methods) for t in self.tasks)
-                self.listen(min(1.0, done / total), f"{where}: {words}{self.left()}")
+                self.listen(min(1.0, done / total), f"{where}: {words}")
 
         return report
 

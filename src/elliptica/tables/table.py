@@ -52,7 +52,6 @@ BUILT_IN = {
     "wine": "cultivar",
     "digits": "digit",
     "iris": "species",
-    "california_housing": "price",
 }
 #: Lines from which the separator is detected, and rows that are converted at once.
 _HEAD, _PART = 50, 2_000
@@ -181,13 +180,10 @@ def _agreement(head: Sequence[str], separator: str) -> tuple[float, int]:
 
 def _built_in(name: str) -> pl.DataFrame:
     """Load a table of scikit-learn."""
-    if name == "california_housing":  # the only one that scikit-learn has to download
-        data = datasets.fetch_california_housing(download_if_missing=False)
-    else:
-        options = {"scaled": False} if name == "diabetes" else {}
-        data = getattr(datasets, f"load_{name}")(**options)
+    options = {"scaled": False} if name == "diabetes" else {}
+    data = getattr(datasets, f"load_{name}")(**options)
     target = np.asarray(data.target)
-    if hasattr(data, "target_names") and name not in ("digits", "california_housing"):
+    if hasattr(data, "target_names") and name != "digits":
         target = np.asarray(data.target_names)[target]
     columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(data.feature_names)]
     return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
