@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from elliptica.lab.experiments import page as lab_page
 from elliptica.report import (
     Bar,
     Chart,
@@ -38,10 +39,10 @@ def hostile_page():
     verdict = judge_seeds({"average": values}, [measure], methods, methods[0])
     dots = {m: list(own.values()) for m, own in values.items()}
     drawn = [
-        charts.dots(dots, {m: own[0] for m, own in dots.items()}, HOSTILE[0]),
+        lab_page.dots(dots, {m: own[0] for m, own in dots.items()}, HOSTILE[0]),
         charts.intervals(verdict.differences, {m: m for m in methods}, measure),
         charts.agreement([1.0, 2.0], [2.0, 1.5], HOSTILE[0], HOSTILE[1]),
-        charts.lines({m: [[1.0, float("nan"), 2.0]] for m in methods}, HOSTILE[0], HOSTILE[1]),
+        lab_page.lines({m: [[1.0, float("nan"), 2.0]] for m in methods}, HOSTILE[0], HOSTILE[1]),
     ]
     bars = [Bar(HOSTILE[0], 0.5, 0.2, 0.9, HOSTILE[5]), Bar(40 * "long label ", 1.0, 1.0, 1.0, "100 %")]
     sections = [

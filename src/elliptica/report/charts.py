@@ -102,15 +102,6 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def dots(values: Mapping[str, Sequence[float]], means: Mapping[str, float], label: str) -> str:
-    """Draw a dot for each fold or seed, and a bar for the score of the method."""
-    marks = []
-    for row, (method, numbers) in enumerate(values.items()):
-        marks.append(Marks(numbers, [row] * len(numbers), GREY))
-        marks.append(Marks([means[method]] * 2, [row - 0.3, row + 0.3], width=3, is_line=True))
-    return draw(marks, label, names=list(values))
-
-
 def intervals(differences: Sequence[Difference], names: Mapping[str, str], measure: Measure) -> str:
     """Draw every difference with its interval, as its table has it."""
     marks = [Marks([0, 0], [-0.5, len(differences) - 0.5], GREY, 1, is_line=True)]
@@ -124,18 +115,6 @@ def intervals(differences: Sequence[Difference], names: Mapping[str, str], measu
     side = "right" if measure.higher_is_better else "left"
     title = f"{measure.label}{',' * bool(measure.unit)}{measure.unit} ({side} is better)"
     return draw(marks, title, names=[names[d.method] for d in differences])
-
-
-def lines(
-    curves: Mapping[str, Sequence[Sequence[float | None]]], x_label: str, y_label: str, most: int = 120
-) -> str:
-    """Draw curves, several for each method, with at most this many points each."""
-    marks = []
-    for number, (method, several) in enumerate(curves.items()):
-        for curve in several:
-            step, colour = max(1, math.ceil(len(curve) / most)), COLOURS[number % len(COLOURS)]
-            marks.append(Marks(range(1, len(curve) + 1, step), curve[::step], colour, 1.5, True, method))
-    return draw(marks, x_label, y_label)
 
 
 def agreement(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str, width: float = 4) -> str:

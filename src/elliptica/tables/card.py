@@ -26,7 +26,6 @@ def write_card(comparison: Comparison, file: Path) -> None:
     """Write the card of the recommended model as Markdown."""
     problem, shift, best = comparison.problem, comparison.shift, comparison.best
     inputs, own = problem.features.columns, problem.target[problem.own_rows]
-    data = f"{comparison.name}: {count(len(own), 'row')}, {count(len(inputs), 'input column')}."
     tested = [use for name, use in _USES.items() if name in (shift.shift, shift.random and "random")]
     limits = [
         f"Tested for {join(tested)}. Not tested for {join([u for u in _USES.values() if u not in tested])}.",
@@ -39,24 +38,21 @@ def write_card(comparison: Comparison, file: Path) -> None:
     kept = {label(comparison, method) for method in (best, REFERENCE, CONSTANT)}
     scores = result_rows(comparison)
     folds = f"{count(len(comparison.finished), 'fold')}, seed {comparison.plan.seed}."
-    made = ", ".join(f"{name} {version}" for name, version in present_versions("scikit-learn").items())
+    versions = ", ".join(f"{name} {version}" for name, version in present_versions("scikit-learn").items())
+    about = [
+        f"Predicts {problem.target_name} ({problem.task}) from {', '.join(inputs)}.",
+        f"Data: {comparison.name}, {count(len(own), 'row')}, {count(len(inputs), 'input column')}.",
+        f"{describe_model(comparison)}. The scores are those of models without the test rows.",
+        f'elliptica predict {MODEL} NEW.csv, or elliptica.estimators.load("{MODEL}"), with {versions}.',
+    ]
+    text = [f"{shift.words} {folds} Intervals hold with 95 % confidence.", *describe_intervals(comparison)]
+    table = [scores[0], *(row for row in scores[1:] if row[0] in kept)]
     sections = [
-        Section("Data", [data, f"Predicts {problem.target_name} ({problem.task}) from {', '.join(inputs)}."]),
-        Section(
-            "Model", [f"{describe_model(comparison)}. The scores are those of models without the test rows."]
-        ),
-        Section(
-            "Scores",
-            [f"{shift.words} {folds} Intervals hold with 95 % confidence.", *describe_intervals(comparison)],
-            [scores[0], *(row for row in scores[1:] if row[0] in kept)],
-        ),
+        Section("Model", points=about),
+        Section("Scores", text, table, left=(len(table[0]) - 1,)),
         Section("Not for", points=limits),
         Section("Cautions", points=cautions(comparison)),
-        Section(
-            "Load",
-            points=[f"elliptica predict {MODEL} NEW.csv", f'elliptica.estimators.load("{MODEL}")', made],
-        ),
     ]
-    used = [section for section in sections if section.paragraphs or section.points]
+    used = [section for section in sections if section.points or section.table]
     title = f"Model card: {NAMES[best]} for {problem.target_name}"
     render(Page(title, comparison.verdict.headline, sections=used), file)

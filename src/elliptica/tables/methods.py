@@ -150,8 +150,8 @@ _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay"
 CODES, FEW_CODES = 255, 2
 #: Quantile bins of each number for the networks of every second trial.
 BINS = 8
-#: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
-_MOST_SETTINGS = 4
+#: Root of x^5 = x + 1: a method has four settings at most, the shared ones included.
+_ROOT = 1.1673039782614187
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,6 @@ def _even(ends: tuple[float, float], name: str, k: int, trial: int, plan: Plan) 
     The steps are powers of the root of x^(d+1) = x + 1. They spread any number of points evenly in d
     dimensions (Roberts 2018).
     """
-    root = 2.0
-    for _ in range(50):
-        root = (1 + root) ** (1 / (_MOST_SETTINGS + 1))
     shift = np.random.default_rng(stream_seed("trials", name, plan.seed)).random()
-    share = (shift + trial * root ** -(k + 1)) % 1
+    share = (shift + trial * _ROOT ** -(k + 1)) % 1
     return float(f"{ends[0] * (ends[1] / ends[0]) ** share:.3g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -150,7 +151,7 @@ def _charts(
 ) -> list[Chart]:
     by_row = {row: list(seeds.values()) for row, seeds in values.items() if seeds}
     means = {row: sum(numbers) / len(numbers) for row, numbers in by_row.items()}
-    drawn = [Chart("Every seed", charts.dots(by_row, means, judged[0].label), "The bar is the mean.")]
+    drawn = [Chart("Every seed", dots(by_row, means, judged[0].label), "The bar is the mean.")]
     for measure in judged:
         differences = [d for d in verdict.differences if d.measure == measure.name]
         if differences:
@@ -160,5 +161,28 @@ def _charts(
     for record in members:
         if curve := record.curves.get("validation"):
             curves.setdefault(record.run.row, []).append(curve)
-    figure = charts.lines(curves, "epoch", "validation score")
+    figure = lines(curves, "epoch", "validation score")
     return [*drawn, Chart("Validation score", figure)] if curves else drawn
+
+
+def dots(values: Mapping[str, Sequence[float]], means: Mapping[str, float], label: str) -> str:
+    """Draw a dot for each fold or seed, and a bar for the score of the method."""
+    marks = []
+    for row, (method, numbers) in enumerate(values.items()):
+        marks.append(charts.Marks(numbers, [row] * len(numbers), charts.GREY))
+        marks.append(charts.Marks([means[method]] * 2, [row - 0.3, row + 0.3], width=3, is_line=True))
+    return charts.draw(marks, label, names=list(values))
+
+
+def lines(
+    curves: Mapping[str, Sequence[Sequence[float | None]]], x_label: str, y_label: str, most: int = 120
+) -> str:
+    """Draw curves, several for each method, with at most this many points each."""
+    marks = []
+    for number, (method, several) in enumerate(curves.items()):
+        for curve in several:
+            step, colour = max(1, math.ceil(len(curve) / most)), charts.COLOURS[number % len(charts.COLOURS)]
+            marks.append(
+                charts.Marks(range(1, len(curve) + 1, step), curve[::step], colour, 1.5, True, method)
+            )
+    return charts.draw(marks, x_label, y_label)
