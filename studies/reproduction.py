@@ -125,7 +125,7 @@ def section(place: Place, members: list[Record], specification: Specification) -
         is_known = cell.paper is not None and cell.paper[1] and len(cell.values) > 1
         return "" if not is_known else " ✓" if agrees(cell, name) else " ✗"
 
-    grid = tables.grid(found, tables.markdown_text, title=lambda head: head[1], agreement=mark)
+    grid = tables.grid(found, title=lambda head: head[1], agreement=mark)
     notes = [note for note in found.notes if note not in (tables.RULE, tables.SPREAD)]
     below = [f"- {text}" for text in (*notes, *lines)]
     return "\n".join([f"## {title}", "", *tables.markdown_lines(grid), "", *below, ""])

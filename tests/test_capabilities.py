@@ -518,7 +518,7 @@ def test_tables_plugins_records_and_resume(own_table):
     (record,) = Records(Path("runs/moons.jsonl.gz")).read()
     command("run", *own_table)  # only what is missing
     assert record in Records(Path("runs/moons.jsonl.gz")).read()
-    assert "mine" in command("table", *own_table, "--format", "csv")
+    assert "mine" in command("table", *own_table)
     command("tune", *own_table, "--methods", "erm", "--trials", 2)
     command("report", "runs", "--table", "moons.toml", "--plugin", "capable_plugin.py", "--out", "page.html")
 

@@ -108,7 +108,6 @@ def print_error(error: object, console: Console) -> None:
 
 Part = Literal["test", "validation"]
 Epoch = Literal["chosen", "last", "late", "best"]
-Form = Literal["markdown", "latex", "csv"]
 
 _PART = "validation is for choices among methods."
 _EPOCH = (
@@ -130,17 +129,16 @@ def table(
     tuned: Tuned = False,
     part: Annotated[Part, one_of(Part, help=_PART)] = "test",
     epoch: Annotated[Epoch, one_of(Epoch, help=_EPOCH)] = "chosen",
-    form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
     out: Records = Path("runs"),
 ) -> None:
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     load_own(plugin)
     choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned, select)
-    typer.echo(make_text(choice, choice.runs(out), out, form, part=part, epoch=epoch))
+    typer.echo(make_text(choice, choice.runs(out), out, part=part, epoch=epoch))
 
 
-def make_text(choice: Choice, wanted: list[Run], out: Path, form: Form = "markdown", **shown: Any) -> str:
+def make_text(choice: Choice, wanted: list[Run], out: Path, **shown: Any) -> str:
     """The table of the records in a folder as text."""
     from elliptica.lab.experiments.records import read_records
     from elliptica.lab.experiments.table import make_table, render
@@ -149,7 +147,7 @@ def make_text(choice: Choice, wanted: list[Run], out: Path, form: Form = "markdo
     if not records:
         remarks += (f"Nothing is recorded in {out}: elliptica run with the same options does these runs.",)
     found = make_table(choice.name, choice.specification, wanted, records, remarks=remarks, **shown)
-    return render(found, "text" if form == "markdown" and sys.stdout.isatty() else form)
+    return render(found, escaped=not sys.stdout.isatty())
 
 
 @app.command(rich_help_panel=THE_PAPER)

@@ -42,7 +42,7 @@ def test_every_row_runs_on_photographs(table, dataset, tmp_path):
     for record in records:
         assert 0 <= record.metrics["test"].worst <= record.metrics["test"].average <= 1
     assert len({end.loss for end in epochs}) == len(records)  # no row is another one under a big name
-    text = render(make_table(table, specification, wanted, records), "markdown")
+    text = render(make_table(table, specification, wanted, records))
     assert "The paper's values are left out" in text  # fewer epochs than there
 
 

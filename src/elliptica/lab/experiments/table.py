@@ -1,9 +1,7 @@
-"""Tables as a pure function of records, as Markdown, LaTeX or CSV."""
+"""Tables as a pure function of records, as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -20,8 +18,6 @@ from elliptica.report.page import escape_markdown
 
 #: Which rows of the data a table is about.
 Part = Literal["test", "validation"]
-#: How a table is written; "text" is Markdown whose names are not escaped, for a terminal.
-Format = Literal["markdown", "text", "latex", "csv"]
 Head = tuple[str, str]  # data set and column
 Place = tuple[str, str, str]  # row, data set and column
 Pair = tuple[float, float | None]  # the paper's mean and deviation
@@ -174,22 +170,20 @@ def _paired_p(a: dict[int, float], b: dict[int, float]) -> float:
 
 def grid(
     table: Table,
-    show: Callable[[str, str, bool], str],
     *,
     title: Callable[[Head], str] = " ".join,
     agreement: Callable[[Cell], str] = lambda _: "",
 ) -> list[list[str]]:
     """The table as rows of text, the first its head; the paper's value stands after ours.
 
-    ``show`` takes mean, deviation and whether they are the best. ``agreement`` stands behind the paper's
-    value.
+    ``agreement`` stands behind the paper's value.
     """
     columns = [["method", *table.rows]]
     for head in table.heads:
         cells = table.column(head)
-        columns.append([title(head), *(show(*cell_texts(table, row, head, False)) for row in table.rows)])
+        columns.append([title(head), *(_show(*cell_texts(table, row, head, False)) for row in table.rows)])
         if any(cell.paper for cell in cells):
-            theirs = [show(*cell_texts(table, row, head, True)) for row in table.rows]
+            theirs = [_show(*cell_texts(table, row, head, True)) for row in table.rows]
             columns.append(["paper", *map(str.__add__, theirs, map(agreement, cells))])
     counts = [[len(c.values) for place, c in table.cells.items() if place[0] == row] for row in table.rows]
     columns.append(["seeds", *(" to ".join(map(str, sorted({min(n), max(n)}))) for n in counts)])
@@ -209,13 +203,7 @@ def cell_texts(table: Table, row: str, head: Head, is_paper: bool) -> tuple[str,
     return f"{cell.mean:.{decimals}f}" if cell.values else "-", spread, cell.is_best
 
 
-def render(table: Table, form: Format) -> str:
-    """The table as text."""
-    return {"markdown": _markdown, "text": _text, "latex": _latex, "csv": _csv}[form](table)
-
-
-def markdown_text(mean: str, std: str, is_best: bool) -> str:
-    """A mean and its deviation in Markdown."""
+def _show(mean: str, std: str, is_best: bool) -> str:
     text = f"{mean} ± {std}" if std else mean
     return f"**{text}**" if is_best else text
 
@@ -226,44 +214,11 @@ def markdown_lines(lines: list[list[str]]) -> list[str]:
     return [first, "|---|" + "--:|" * (len(lines[0]) - 1), *others]
 
 
-def _markdown(table: Table, escape: Callable[[str], str] = escape_markdown) -> str:
-    lines = grid(table, markdown_text, title=lambda head: escape(" ".join(head)))
+def render(table: Table, *, escaped: bool = True) -> str:
+    """The table as Markdown, or for a terminal, where names are not escaped."""
+    escape = escape_markdown if escaped else lambda text: " ".join(text.split())
+    lines = grid(table, title=lambda head: escape(" ".join(head)))
     lines = [[escape(line[0]), *line[1:]] for line in lines]
     return "\n".join(
         [f"### {escape(table.title)}", "", *markdown_lines(lines), "", *map(escape, table.notes)]
     )
-
-
-def _text(table: Table) -> str:
-    return _markdown(table, lambda text: " ".join(text.split()))
-
-
-def _latex(table: Table) -> str:
-    def show(mean: str, std: str, is_best: bool) -> str:
-        mean = rf"\textbf{{{mean}}}" if is_best else "--" if mean == "-" else mean
-        return rf"{mean}$_{{\pm {std}}}$" if std else mean
-
-    lines = grid(table, show, title=lambda head: _escape(" ".join(head)))
-    first, *others = (" & ".join([_escape(line[0]), *line[1:]]) + r" \\" for line in lines)
-    comments = "\n".join([table.title, *table.notes]).splitlines()
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(lines[0]) - 1)}}}"
-    body = [begin, r"\toprule", rf"{first} \midrule", *others, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*(f"% {comment}" for comment in comments), *body])
-
-
-def _escape(text: str) -> str:
-    words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    words |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    return "".join(words.get(sign, sign) for sign in " ".join(text.split()))
-
-
-def _csv(table: Table) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    names = ["method", "dataset", "column", "mean", "std", "seeds", "paper_mean", "paper_std"]
-    writer.writerow([*names, "best"])
-    for place, cell in table.cells.items():
-        numbers = [cell.mean, cell.std, len(cell.values), *(cell.paper or (None, None))]
-        shown = ["" if number is None or math.isnan(number) else number for number in numbers]
-        writer.writerow([*place, *shown, cell.is_best])
-    return buffer.getvalue().rstrip("\n")
