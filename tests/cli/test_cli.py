@@ -77,7 +77,6 @@ BARE = {
     "compare data.csv --target y": "tables",
     "data list": None,
     "demo": "lab",
-    "diagnose data.npz --model network:net": "tables",
     "diagnose data.csv --model model.elliptica": "tables",
     "list": "lab",
     "predict model.elliptica data.csv": "tables",
@@ -94,13 +93,8 @@ def test_commands_after_a_bare_install(tmp_path):
     code = f"""
         import json, os
         os.chdir({str(tmp_path)!r})
-        open("network.py", "w").write("import torch\\nnet = torch.nn.Linear(2, 2)\\n")
         open("model.elliptica", "w").close(); os.mkdir("runs")
         open("data.csv", "w").write("x,y\\n1,2\\n")
-        sys.path.insert(0, ".")
-        import numpy as np
-        x = np.random.default_rng(0).standard_normal((40, 2)).astype("float32")
-        np.savez("data.npz", x=x, y=(x[:, 0] > 0).astype("int64"))
 
         import elliptica
         from elliptica.cli import app

@@ -440,7 +440,7 @@ NOWHERE = "/proc/nothing/out"
     "line",
     [
         f"demo --seeds 1 --steps 1 --out {NOWHERE}",
-        f"diagnose two-moons --steps 2 --n 10 --out {NOWHERE}.txt",
+        f"diagnose data.csv --model model.elliptica --out {NOWHERE}.txt",
         f"run mine.toml --out {NOWHERE}",
         f"tune mine.toml --trials 1 --out {NOWHERE}",
         f"compare data.csv --target price --out {NOWHERE}",
@@ -449,8 +449,7 @@ NOWHERE = "/proc/nothing/out"
         "compare data.csv --target price --folds 1",
         "compare data.csv --target prise",
         "compare data.csv --target price --budget nan",
-        "diagnose two-moons --steps 2 --n 10 --sigma nan",
-        f"diagnose two-moons --seed {10**30}",
+        "diagnose data.csv --model data.csv",
         "run mine.toml --epochs 0",
         "run mine.toml --methods ,",
         "table mine.toml --out data.csv",
@@ -465,24 +464,3 @@ def test_arguments_that_are_refused_before_the_work(line):
     Path("mine.toml").write_text(TABLE)
     os.mkfifo("pipe.toml")
     refused(*line.split(" "))
-
-
-ARRAYS = {
-    "nan": {"x": np.where(np.eye(60, 3) > 0, np.nan, 1.0)},
-    "nan targets": {"y": np.full(60, np.nan)},
-    "a huge label": {"y": np.where(np.arange(60) == 7, 10**9, 0)},
-    "negative labels": {"y": np.arange(60) % 3 - 1},
-    "labels beyond int64": {"y": np.full(60, 2**63, np.uint64)},
-    "other length": {"y": np.ones(50, int)},
-    "no features": {"x": np.empty((60, 0))},
-    "complex": {"x": np.ones((60, 3)) * 1j},
-    "objects": {"x": np.array([[1, None, "a"]] * 60, dtype=object)},
-    "other test features": {"x_test": np.ones((9, 2)), "y_test": np.ones(9, int)},
-}
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_that_cannot_be_diagnosed(name):
-    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
-    np.savez("data.npz", **{"x": x, "y": (x[:, 0] > 0).astype(np.int64), **ARRAYS[name]})
-    refused("diagnose", "data.npz", "--steps", "5", "--n", "10")
