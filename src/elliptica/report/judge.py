@@ -61,8 +61,6 @@ class Difference:
     n_tests: int  # folds or seeds behind it
     result: Result  # "open" if the interval does not decide, "unknown" if it says nothing
     against: str  # the other method
-    variance: float = math.nan  # of the estimate; of its logarithm for relative measures
-    quantile: float = math.nan  # half-width of the interval divided by the standard error
 
     def show(self, measure: Measure) -> str:
         """Format the difference with its interval; tables and sentences show the same text."""

@@ -24,8 +24,6 @@ CLASS_FACTOR = 2.0
 CLOSE = 0.05
 #: An interval wider than this factor to either side, or than 50 points, says nothing.
 MAX_RATIO = 3.0
-#: More rows than this multiple of the present ones are not suggested.
-MAX_FACTOR = 100
 
 
 def judge(
@@ -196,7 +194,7 @@ class Column:
             mean, low, high = float(gap), float(gap) - half, float(gap) + half
             if self.metric.relative:
                 mean, low, high = (math.expm1(min(end, 700.0)) for end in (mean, low, high))
-            tests = predictions.n_tests, result, against, float(variance), quantile
+            tests = predictions.n_tests, result, against
             differences.append(Difference(methods[k], self.metric.name, mean, low, high, *tests))
         return differences
 
@@ -276,7 +274,6 @@ def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) ->
     said = [f"Decided by the {measure.label}."] if measure != choice.primary else []
     if best != leader:
         said += [f"The best estimate is that of {name_of(leader)}.", *_compared(choice, leader, best)]
-        said += _needed(choice)
     if REFERENCE not in (best, leader) or best == leader:
         said += _compared(choice, best, REFERENCE)
     if level := [name_of(method) for method in choice.level if method not in (best, leader)]:
@@ -311,21 +308,6 @@ def _no_gain(choice: Choice, over: Sequence[Difference]) -> list[str]:
     is_shown = any(d.result == "better" for d in over)  # by the probabilities
     only = "; only the probabilities tell rows apart" * is_shown
     return [f"No method is shown to have a better {first.label} than {level}{only}."]
-
-
-def _needed(choice: Choice) -> list[str]:
-    """Say how many rows would exclude zero from the interval of the best estimate, if it is right."""
-    pair, predictions = choice.cell(choice.leader, choice.best), choice.trained
-    if pair is None or _limits(predictions):  # more rows are not more blocks
-        return []
-    gap = math.log1p(pair.mean) if choice.measure.relative else pair.mean
-    factor = pair.variance * (pair.quantile / gap) ** 2 if gap else math.inf
-    if not 1 <= factor <= MAX_FACTOR:
-        return []
-    is_fixed = not predictions.fold.max()  # one part of the table is held out
-    rows = int(predictions.tested.any(0).sum()) if is_fixed else len(predictions.target)
-    number = float(f"{1.05 * rows * factor:.1g}")
-    return [f"About {number:,.0f} {'tested ' * is_fixed}rows would tell whether the two differ."]
 
 
 def _limits(predictions: Predictions) -> list[str]:
