@@ -76,20 +76,6 @@ def test_an_outlier_is_harmless():
     assert np.isfinite(chord_ratio(x, y).high)
 
 
-def test_a_model_takes_the_place_of_the_surrogate():
-    x, y = table(80)
-    squares = chord_ratio(x, y, model=lambda points: points.square().sum(1).numpy())
-    gap = [((x[a] - x[b]) ** 2).sum() ** 2 / 16 for a in range(80) for b in range(a)]
-    error = np.square(np.square(x).sum(1) - y).mean()
-    assert squares.ratio == pytest.approx(np.mean(gap) / error)
-    line = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(2, 1))
-    assert chord_ratio(x, y, model=line).ratio < 1e-9
-    assert line.training
-    units = torch.tensor([1.0, 1e3])
-    several = chord_ratio(x, y[:, None] * units.numpy(), model=lambda p: p.square().sum(1)[:, None] * units)
-    assert several.ratio == pytest.approx(squares.ratio)
-
-
 def test_units_do_not_matter():
     x, y = table(150, 1.0)
     part = chord_ratio(x, y, max_rows=100)
@@ -116,8 +102,6 @@ def test_frames_may_hold_flags_but_no_text():
     assert chord_ratio(x[:, 0], y).ratio > 0  # one column
     with pytest.raises(ValueError, match="max_rows"):
         chord_ratio(x, y, max_rows=5)
-    with pytest.raises(ValueError, match="model"):
-        chord_ratio(x, y, model=torch.nn.Linear(2, 3))
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,16 @@ objective that Lemma 1 bounds. The chord ratio compares it with the error of a s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.perceptron import one_thread
-from elliptica.core.layers import evaluation_mode
 
 #: In how many cases with a ratio up to the first number mixup, and elliptic training, were more than 2 %
 #: worse than ordinary training, all tuned alike, of how many (results/half_way), with so many rows or more.
@@ -40,7 +36,7 @@ class ChordRatio:
     ratio: float  # mean squared error of the target half-way, over the mean squared error of the surrogate
     low: float  # ends of an interval from halves of the rows, rough
     high: float
-    bend: float  # its control: error of a line over that of the curve, less 1; NaN for a given model
+    bend: float  # its control: error of a line over that of the curve, less 1
     noise: float  # mean squared error of the surrogate over the variance of the targets
     n_rows: int  # rows that were used
     n_all: int  # rows that were given
@@ -56,7 +52,7 @@ class ChordRatio:
         text = f"Half-way between two rows, the squared error of the target is {error} (chord ratio)."
         if not self.is_known:
             return f"{text} The fit predicts hardly anything, so that says nothing."
-        if self.n_all < _STUDIED_ROWS or math.isnan(self.bend):
+        if self.n_all < _STUDIED_ROWS:
             return text
         mixup, elliptic, n = next(counts for end, counts in _HARMED.items() if self.ratio <= end)
         text += f" In {n} cases like that, mixup was over 2 % worse than ordinary training {mixup} times, "
@@ -67,23 +63,20 @@ def chord_ratio(
     x: Any,
     y: Any,
     *,
-    model: Callable[[Tensor], Any] | None = None,
-    max_rows: int | None = None,
+    max_rows: int = 1_000,
     generator: torch.Generator | None = None,
 ) -> ChordRatio:
     """Measure, before training, how wrong the target half-way between two rows is.
 
     The ratio is ``E[(g((a + b) / 2) - (g(a) + g(b)) / 2)^2]`` over pairs of rows, divided by the mean squared
-    error of ``g``. By default ``g`` is a kernel ridge regression on standardised inputs, tuned by
+    error of ``g``: a kernel ridge regression on standardised inputs, tuned by
     cross-validation, which also measures its error. Above 1, bridges and mixup train on targets that are
     wrong by more than a smooth fit is. What followed on 30 tables is in docs: settings. Not for classes.
 
     Args:
         x: Inputs ``(rows, ...)``: array, frame of numbers, or tensor.
         y: Real targets ``(rows,)`` or ``(rows, outputs)``.
-        model: Fitted model to use as ``g``; pass rows that it was not trained on. To ask about a hidden
-            layer, pass its activations as ``x`` and the rest of the network as the model.
-        max_rows: Rows that are used at most, a random sample; by default 1,000, or 200 for a model.
+        max_rows: Rows that are used at most, a random sample.
         generator: Source of the sample, folds and halves; by default a fixed one.
 
     Example:
@@ -95,26 +88,22 @@ def chord_ratio(
     inputs, targets = _numbers("x", x), _numbers("y", y)
     n_all, least = len(inputs), 4 * _FOLDS
     checks.same_rows("y", targets, n_all)
-    limit = max_rows or (1_000 if model is None else 200)
-    checks.count("max_rows", limit, least)
-    if n_all > limit:
-        rows = torch.randperm(n_all, generator=generator)[:limit]
+    checks.count("max_rows", max_rows, least)
+    if n_all > max_rows:
+        rows = torch.randperm(n_all, generator=generator)[:max_rows]
         inputs, targets = inputs[rows], targets[rows]
     if len(torch.unique(torch.cat([inputs.flatten(1), targets], 1), dim=0)) < least:
         raise ValueError(f"x and y need {least} distinct rows or more.")
     if not targets.numel() or not targets.std(0).gt(0).all() or not inputs.std(0).gt(0).any():
         raise ValueError("x or y is constant, so there is nothing to predict.")
-    chords: Callable[[Tensor], tuple[Tensor, Tensor, float, float]]
+    x, y = _scaled(inputs.flatten(1)), _scaled(targets)
     with one_thread():  # threads wait for each other longer than such products take
-        if model is None:
-            chords = partial(_kernel_chords, _scaled(inputs.flatten(1)), _scaled(targets), generator)
-        else:
-            chords = partial(_parts, *_model_chords(model, inputs, targets))
-        pairs, errors, bend, noise = chords(torch.arange(len(inputs)))
+        pairs, errors, bend, noise = _kernel_chords(x, y, generator)
         ratio = _ratio(pairs, errors)
         orders = [torch.randperm(len(inputs), generator=generator) for _ in range(_SPLITS)]
         halves = [half.sort().values for order in orders for half in order.chunk(2)]
-        logs = torch.tensor([math.log(max(_ratio(*chords(half)[:2]), 1e-300)) for half in halves])
+        ratios = [_ratio(*_kernel_chords(x[half], y[half], generator)[:2]) for half in halves]
+        logs = torch.tensor([math.log(max(each, 1e-300)) for each in ratios])
     # the delete-half jackknife: estimates from half the rows vary twice as much, but share half of the rows
     reach = 2.57 * float((logs - logs.mean()).square().mean().sqrt())  # Student's, five degrees of freedom
     low, high = ratio * math.exp(-reach), ratio * math.exp(min(reach, 700.0))
@@ -154,16 +143,12 @@ def _ratio(chords: Float[Tensor, "rows rows"], errors: Tensor) -> float:
 
 
 def _kernel_chords(
-    x: Float[Tensor, "rows columns"],
-    y: Float[Tensor, "rows outputs"],
-    generator: torch.Generator,
-    rows: Tensor,
+    x: Float[Tensor, "rows columns"], y: Float[Tensor, "rows outputs"], generator: torch.Generator
 ) -> tuple[Tensor, Tensor, float, float]:
-    """Fit a kernel ridge regression to some rows.
+    """Fit a kernel ridge regression.
 
     Return the squared chords of all pairs, the squared errors, the lead over a line, and the share of noise.
     """
-    x, y = x[rows], y[rows]
     n, distance = len(x), torch.cdist(x, x).square()
     # copies are in one fold: in another one they would look like knowledge
     copy_of = torch.unique(torch.cat([x, y], 1), dim=0, return_inverse=True)[1]
@@ -205,30 +190,3 @@ def _errors(kernel: Tensor, y: Tensor, penalty: float, fold: Tensor) -> Float[Te
         weights = torch.cholesky_solve(y[train] - mean, torch.linalg.cholesky(known))
         errors[test] = (mean + kernel[test][:, train] @ weights - y[test]).square().sum(1)
     return errors
-
-
-def _parts(chords: Tensor, errors: Tensor, noise: float, rows: Tensor) -> tuple[Tensor, Tensor, float, float]:
-    """Return what a fitted model gives for some rows."""
-    return chords[rows][:, rows], errors[rows], math.nan, noise
-
-
-@torch.no_grad()
-def _model_chords(model: Callable[[Tensor], Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Squared chords of all pairs, squared errors, and the share of noise, of a fitted model."""
-    kind = next(iter(getattr(model, "parameters", list)()), torch.empty(0)).dtype
-    spread = y.std(0)
-
-    def predict(points: Tensor) -> Tensor:
-        made = torch.as_tensor(model(points.to(kind))).double()
-        return made.reshape(len(points), -1) / spread if made.numel() == len(points) * y.shape[1] else made
-
-    with evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext():
-        ends = predict(x)
-        if ends.shape != y.shape or not ends.isfinite().all():
-            raise ValueError(f"model must give {y.shape[1]} finite numbers per row, not {tuple(ends.shape)}.")
-        chords = torch.zeros(len(x), len(x), dtype=torch.float64)
-        for row in range(1, len(x)):
-            middles = predict((x[:row] + x[row]) / 2)
-            chords[row, :row] = (middles - (ends[:row] + ends[row]) / 2).square().sum(1)
-    errors = (ends - y / spread).square().sum(1)
-    return chords + chords.T, errors, float(errors.mean() / y.shape[1])
