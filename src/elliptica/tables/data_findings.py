@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni, is_beyond_chance
-from elliptica.core.chord import chord_ratio
 from elliptica.tables.evidence import COMPARABLE, FARTHER, NEIGHBOURS, Evidence, Sample, listed
 from elliptica.tables.findings import Finding, Quantity, RowsOf, Severity, grade, skipped
 
@@ -433,13 +432,3 @@ def _shift(e: Evidence, kind: RowsOf, moved: dict[str, Quantity], distance: Tens
         rows=distance.argsort(descending=True)[: int(far.sum())].tolist(),
         rows_of=kind,
     )
-
-
-# ---- between rows
-
-
-def judge_mixing(e: Evidence) -> Finding:
-    """Measure whether targets half-way between two training rows are right; a fact about the data."""
-    measured = chord_ratio(e.train.x, e.train.y, max_rows=500)
-    ratio = Quantity(measured.ratio, measured.low, measured.high, measured.n_rows, "mean")
-    return Finding("info", "Half-way between two rows", str(measured), numbers={"chord ratio": ratio})

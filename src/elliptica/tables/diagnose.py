@@ -46,7 +46,6 @@ JUDGES: dict[str, tuple[Judge, tuple[str, ...]]] = {
     "weak_part": (model_of.judge_parts, ("targets",)),
     "prior": (data.judge_prior, ("classes", "held-out")),
     "confidence": (model_of.judge_confidence, ("classes", "labels", "held-out")),
-    "mixing": (data.judge_mixing, ("values", "some rows", "varying targets")),
 }
 
 #: Findings that a warning explains; they are not listed beside it.
