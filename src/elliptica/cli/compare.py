@@ -277,7 +277,6 @@ def predict(
             show_default="the ids of the comparison",
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 2_000_000,
 ) -> None:
     """Predict new rows with a saved model.
 
@@ -288,7 +287,7 @@ def predict(
     from elliptica.tables.saved import predict_file
 
     console = Console()
-    predictions, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)
+    predictions, notices = predict_file(model, data, out, proba=proba, ids=id or ())
     for notice in notices:
         print_point(console, notice)
     print_text(console, escape(f"{len(predictions):,} predictions in {out}"))

@@ -417,7 +417,7 @@ class Session:
     ) -> Session:
         """Read the table and the folds that are already finished; arguments as in `compare`."""
         options = options or Options()
-        limits: dict[str, Any] = {"max_rows": options.max_rows, "sample": True, "seed": options.seed}
+        limits: dict[str, Any] = {"max_rows": options.max_rows, "seed": options.seed}
         table = read_table(source, **limits)
         target = target or BUILT_IN.get(table.name)
         if target is None:

@@ -160,7 +160,7 @@ def read_fitted(
     rows: dict[RowsOf, Rows] = {}
     sources: dict[RowsOf, Any] = {"training": source, "held-out": test, "unlabelled": unlabelled}
     for kind in (kind for kind in sources if sources[kind] is not None):
-        table = read_table(sources[kind], max_rows=max_rows, sample=True)
+        table = read_table(sources[kind], max_rows=max_rows)
         used = {target} if group is None else {target, group}
         y, groups, kept = None, None, np.arange(len(table.frame))
         if kind != "unlabelled":

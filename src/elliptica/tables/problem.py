@@ -170,7 +170,7 @@ def make_problem(
     names = [column.name for column in inputs]
     parts = [_read_part(table, goal, clock, [*inputs, *roles], MIN_ROWS, notices)]
     _check_target(goal, parts[0].target)
-    giveaways = _mark_giveaways(uses, parts[0].features.select(names), parts[0].target, goal, notices)
+    giveaways = _mark_giveaways(uses, parts[0].features.select(names), parts[0].target, goal)
     is_test = None
     if test is not None:
         parts.append(_read_part(test, goal, clock, [*inputs, *roles], MIN_TEST_ROWS, notices))
@@ -330,19 +330,15 @@ def _read_part(
 
 
 def _mark_giveaways(
-    uses: dict[str, ColumnUse], features: pl.DataFrame, target: np.ndarray, goal: Target, notices: list[str]
+    uses: dict[str, ColumnUse], features: pl.DataFrame, target: np.ndarray, goal: Target
 ) -> tuple[str, ...]:
-    """Mark inputs that give the target away, and add warnings."""
+    """Mark inputs that give the target away."""
     task = "classification" if goal.classes else "regression"
     giveaways = find_giveaways(features, target, task)
     for name in giveaways:
         hint = f"--as {shlex.quote(f'{name}=id')}"
         detail = "; ".join(part for part in (uses[name].detail, "gives the target away?") if part)
         uses[name] = replace(uses[name], detail=detail, hint=hint)
-        notices.append(
-            f"Warning: column {name!r} alone predicts {goal.column.name!r} almost perfectly. If you do not "
-            f"know it before the target, the scores are too good to be true. Drop it with {hint}."
-        )
     return tuple(giveaways)
 
 

@@ -20,8 +20,6 @@ from elliptica.tables.metrics import Metric, fifths, metrics_of, score, single_t
 from elliptica.tables.problem import Target
 from elliptica.tables.table import ISO, Column, Table, TableError, check_column, read_inputs, read_table
 
-#: Most rows that are predicted at once.
-MOST_PREDICTED = 2_000_000
 #: Columns of predicted numbers.
 _NUMBERS = ("prediction", "low", "high")
 #: Text that a spreadsheet would run as a formula, unless it is a number.
@@ -35,7 +33,6 @@ def predict_file(
     *,
     proba: bool = False,
     ids: Sequence[str] = (),
-    max_rows: int = MOST_PREDICTED,
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Predict every row of a table, in its order, as ``elliptica predict`` does.
 
@@ -49,7 +46,6 @@ def predict_file(
             that a spreadsheet would run as a formula is prefixed with an apostrophe.
         proba: Also return the probability of each class; those of two classes are always returned.
         ids: Columns to copy to the predictions, besides the ids of the comparison.
-        max_rows: Maximum number of rows; longer tables raise.
 
     Returns:
         The predictions, each with its row number and ids, and with the ends of its interval or the
@@ -61,7 +57,7 @@ def predict_file(
     if out is not None and Path(out).resolve() in files:
         raise TableError(f"Predictions would overwrite {out}. Choose another --out.")
     saved = load_model(Path(model))
-    table = read_table(source, max_rows=max_rows)
+    table = read_table(source)
     names = [name for name in saved.notes.get("ids", ()) if name in table.frame.columns]
     for name in ids:
         check_column(table, name, "id")

@@ -71,9 +71,7 @@ class Table:
     is_sample: bool = False  # whether rows were drawn from a longer table
 
 
-def read_table(
-    source: str | Path | Any, *, max_rows: int | None = MAX_ROWS, sample: bool = False, seed: int = 0
-) -> Table:
+def read_table(source: str | Path | Any, *, max_rows: int | None = None, seed: int = 0) -> Table:
     """Read a table from a file, or take it from a frame.
 
     Text is stripped, and cells such as ``NA`` are missing values. CSV files are in UTF-8, in UTF-16 with a
@@ -83,8 +81,7 @@ def read_table(
         source: Path of a ``.parquet`` or ``.pq`` file, of a spreadsheet (``.xlsx``, ``.xls``, ``.ods``; its
             first sheet), of a CSV file (any other name), a polars or pandas frame, or, if there is no such
             file, the name of a table of scikit-learn (see `BUILT_IN`).
-        max_rows: Maximum number of rows; None means no limit. Longer tables raise.
-        sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
+        max_rows: Use a random sample of so many rows of a longer table; None means no limit.
         seed: Seed of that sample.
     """
     try:
@@ -97,8 +94,6 @@ def read_table(
         raise TableError(f"{name} has column names but no rows.")
     is_sample = max_rows is not None and n_rows > max_rows
     if is_sample:
-        if not sample:
-            raise TableError(f"{name} has {n_rows:,} rows, more than max_rows={max_rows:,}. Split it.")
         draws = np.random.default_rng(stream_seed("sample", seed))
         frame = frame[np.sort(draws.choice(n_rows, max_rows, replace=False))]
         notices = (*notices, f"A random sample of {max_rows:,} of {n_rows:,} rows is used.")
