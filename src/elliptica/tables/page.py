@@ -13,14 +13,14 @@ import numpy as np
 
 from elliptica._utils.extras import count
 from elliptica.report import charts
-from elliptica.report.judge import join
+from elliptica.report.judge import join, sentence
 from elliptica.report.page import Bar, Chart, Page, Section, render
 from elliptica.tables.after import LEVEL, importances, intervals
 from elliptica.tables.comparison import Comparison
 from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEVERAL, name_of
 from elliptica.tables.metrics import Predictions, reliability, score_parts, show_number
 from elliptica.tables.model import fit_model
-from elliptica.tables.shift import Fold
+from elliptica.tables.shift import FEW_BLOCKS, Fold
 from elliptica.tables.table import ColumnUse, TableError
 from elliptica.tables.training import MOST_ITERATIONS, PATIENCE
 from elliptica.tables.verdict import SIMPLE, SIMPLE_LATER
@@ -146,12 +146,22 @@ def remarks(comparison: Comparison) -> list[str]:
     share = counts[most] / sum(len(record.predicted) for record in comparison.of(most))
     text = f"{100 * share:.1f} % of the test predictions of {name_of(most)}, the most of all networks, were "
     clipped = [f"{text}clipped to the range of the training targets."] if share else []
-    return [*_mixing(comparison), *clipped]
+    return [*_held_out(comparison), *_mixing(comparison), *clipped]
 
 
 def _mixing(comparison: Comparison) -> list[str]:
     chord = comparison.chord
     return [str(chord)] if chord is not None and chord.is_known else []
+
+
+def _held_out(comparison: Comparison) -> list[str]:
+    """State the score on each of a few parts that were held out together."""
+    names, metric, best = comparison.shift.part_names, comparison.metrics[0], comparison.best
+    if names is None or len(set(names)) > FEW_BLOCKS + 1:
+        return []
+    parts = score_parts(replace(comparison.predictions, groups=names)).values[best]
+    listed = "; ".join(f"{name}: {metric.show(value)}" for name, value in parts.items())
+    return [f"{sentence(metric.label)} of {name_of(best)} by what was held out: {listed}."]
 
 
 def describe_model(comparison: Comparison) -> str:
