@@ -15,10 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import lru_cache
 from itertools import product
-from math import ceil, floor, isqrt
 from typing import get_args
 
 from scipy import stats
@@ -89,12 +86,6 @@ CASES = {
     ),
     "path": Case("pathmnist", {"pathmnist_subset": "once"}, [*EQUAL[:-1], ("table6", "marginal")], 3),
 }
-#: Rows of the paper with values of their own: table and row.
-PRINTED = [
-    *(("table6", row) for row in ("erm", "mixup", "mixupe", "elliptic", "elliptic + weighting")),
-    *(("table9", row) for row in ("elliptic", "elliptic + weighting")),
-    *(("table10", row) for row in ("elliptic by distance", "by distance + weighting")),
-]
 #: Repetitions in the paper.
 SEEDS = 10
 
@@ -148,7 +139,7 @@ def _name(case: Case, row: Row, found: Found) -> str:
     records = [record for d in case.noises for record in found[d, row]]
     n = len({record.run.seed for record in records})
     count = f" ({n} seeds)" if n != case.seeds else ""
-    return f"{case.name(row)}{count}{' †' * any(record.draws != DRAWS for record in records)}"
+    return case.name(row) + count
 
 
 def _cell(case: Case, records: list[Record], row: Row, part: str, epoch: Epoch) -> str:
@@ -156,6 +147,7 @@ def _cell(case: Case, records: list[Record], row: Row, part: str, epoch: Epoch) 
     if not known:
         return "-"
     text = " / ".join(spread(score(known, part, epoch, column), ".1f") for column in ("average", "worst"))
+    text += " †" * any(record.draws != DRAWS for record in known)
     return f"**{text}**" if is_near(case, records, row, part, epoch) else text
 
 
@@ -183,93 +175,14 @@ def near(case: Case, found: Found) -> str:
     return "\n".join([*lines, f"- Most of these rows under one protocol: {most}."])
 
 
-def digits() -> str:
-    """The printed pairs of the paper, and what they fit."""
-    rows = []
-    for name, row in PRINTED:
-        worst, average = (BREAST.paper((name, row))[column] for column in ("worst", "average"))
-        cells = [_text(worst), _verdict(worst, 21), _verdict(worst, 42)]
-        cells += [_text(average), _verdict(average, 78), _verdict(average, 156)]
-        rows.append([name.replace("table", "Table "), row, *cells])
-    head = ["paper", "row", "worst", "on 21", "on 42", "average", "on 78", "on 156"]
-    return "\n".join(table(head, rows, "llrllrll"))
-
-
 def _text(value: PaperValue) -> str:
     return f"{value.mean:.1f} ± {value.std:.1f}"
-
-
-def _verdict(value: PaperValue, rows: int) -> str:
-    """By which deviations a pair fits."""
-    ways = [("sample", SEEDS - 1), ("population", SEEDS)]
-    return " and ".join(w for w, n in ways if fits(value.mean, value.std, SEEDS, rows, n)) or "no"
-
-
-def fits(mean: float, std: float, seeds: int, rows: int, divisor: int) -> bool:
-    """Whether whole numbers of right answers give a printed mean and deviation, in percent with one digit.
-
-    A score of one seed is ``k / rows``, so not every pair can be printed (GRIM and GRIMMER). The decision is
-    exact: it looks for ``seeds`` whole numbers from 0 to ``rows`` whose mean and deviation (``divisor``: of
-    the variance) round to the printed values; at the edge both roundings of a half count.
-    """
-    (low, high), (least, most) = (
-        [max(Fraction(f"{printed:.1f}") + Fraction(half, 20), Fraction(0)) * rows / 100 for half in (-1, 1)]
-        for printed in (mean, std)
-    )
-    for total in range(ceil(low * seeds), min(floor(high * seeds), seeds * rows) + 1):
-        centre, rest = divmod(total, seeds)  # numbers are counted from near their mean: small squares
-        shift = Fraction(rest * rest, seeds)
-        first, last = ceil(least**2 * divisor + shift), floor(most**2 * divisor + shift)
-        size = isqrt(last)
-        sums = _squares(seeds, max(-centre, -size), min(rows - centre, size), last)
-        if first <= last and sums.get(rest, 0) >> first:
-            return True
-    return False
-
-
-@lru_cache(maxsize=4096)
-def _squares(n: int, low: int, high: int, most: int) -> dict[int, int]:
-    """Sums of squares up to ``most``, as bits of a number, by the sum of ``n`` whole numbers of a range."""
-    mask, found = (1 << (most + 1)) - 1, {0: 1}
-    for _ in range(n):
-        longer: dict[int, int] = {}
-        for total, squares in found.items():
-            for value in range(low, high + 1):
-                if more := (squares << (value * value)) & mask:
-                    longer[total + value] = longer.get(total + value, 0) | more
-        found = longer
-    return found
-
-
-def control(found: Found) -> str:
-    """The same check of our own rows after epochs 50, 100, ..., 500, for which the part is known."""
-    complete, rows = [r for records in found.values() if (r := usable(records, seeds=SEEDS))], []
-    for part in PARTS:
-        pairs = [own_pair(records, part, epoch) for records in complete for epoch in range(50, 501, 50)]
-        kept = [pair for pair in pairs if pair is not None]
-        counts = [sum(fits(*pair, SEEDS, n, SEEDS - 1) for pair in kept) for n in (21, 42)]
-        shares = [f"{count} ({100 * count / max(len(kept), 1):.0f} %)" for count in counts]
-        rows.append([part, str(len(pairs)), str(len(kept)), *shares])
-    head = ["measured on", "rows", "worst class malignant in all seeds", "of these, fit 21", "fit 42"]
-    return "\n".join(table(head, rows))
-
-
-def own_pair(records: list[Record], part: str, epoch: int) -> tuple[float, float] | None:
-    """Worst class as a paper would print it; None if it is not the malignant one (0) in every seed."""
-    shares = []
-    for record in records:
-        sizes, right = record.rows[part]["class"], record.right[part]
-        by_class = {number: course[epoch - 1] / sizes[number] for number, course in right.items()}
-        if min(by_class, key=lambda number: by_class[number]) != "0":
-            return None
-        shares.append(100 * by_class["0"])
-    return round(statistics.mean(shares), 1), round(statistics.stdev(shares), 1)
 
 
 def page() -> str:
     """The page with its tables made anew from the records."""
     found = {name: case.read() for name, case in CASES.items()}
-    blocks = {"digits": digits(), "control": control(found["breast"])}
+    blocks: dict[str, str] = {}
     for name, case in CASES.items():
         blocks |= {f"{name}: matrix": matrix(case, found[name]), f"{name}: near": near(case, found[name])}
     return fill(PAGE, blocks)

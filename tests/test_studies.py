@@ -4,7 +4,6 @@ import itertools
 import math
 import sys
 from dataclasses import replace
-from fractions import Fraction
 from importlib import import_module
 
 import pytest
@@ -103,47 +102,6 @@ def test_near_means_that_means_and_deviations_agree():
     assert mislabelled.agrees(values, PaperValue(mean=82.9, std=1.5))
     assert not mislabelled.agrees(values, PaperValue(mean=85.0, std=1.5))  # means differ
     assert not mislabelled.agrees(values, PaperValue(mean=82.9, std=14.0))  # a hundredth of the variance
-
-
-def roundings(tenths):
-    """Both neighbours of a half."""
-    low = math.floor(tenths)
-    return (
-        {low}
-        if tenths - low < Fraction(1, 2)
-        else {low + 1}
-        if tenths - low > Fraction(1, 2)
-        else {low, low + 1}
-    )
-
-
-def printed(counts, rows, divisor):
-    """All roundings to one digit of mean and deviation in percent, from exact fractions."""
-    total, squares = sum(counts), sum(k * k for k in counts)
-    spread = (squares - Fraction(total * total, len(counts))) / divisor * Fraction(1000, rows) ** 2
-    root = math.isqrt(math.floor(spread))  # the deviation in tenths lies in [root, root + 1]
-    half = Fraction(2 * root + 1, 2) ** 2
-    deviations = {root} if spread < half else {root + 1} if spread > half else {root, root + 1}
-    return itertools.product(roundings(Fraction(1000 * total, len(counts) * rows)), deviations)
-
-
-@pytest.mark.parametrize(("seeds", "rows"), [(1, 4), (2, 7), (3, 4), (4, 5), (5, 3)])
-def test_printed_digits_agree_with_enumeration(seeds, rows):
-    scores = list(itertools.combinations_with_replacement(range(rows + 1), seeds))
-    for divisor in (seeds - 1, seeds) if seeds > 1 else (1,):
-        pairs = {pair for counts in scores for pair in printed(counts, rows, divisor)}
-        near = [
-            {value + step for value in values for step in (-1, 0, 1)} for values in zip(*pairs, strict=True)
-        ]
-        for mean, std in itertools.product(*(sorted(values & set(range(1001))) for values in near)):
-            assert mislabelled.fits(mean / 10, std / 10, seeds, rows, divisor) == ((mean, std) in pairs)
-
-
-def test_bounds_of_printed_digits_count():
-    assert mislabelled.fits(100.0, 0.0, 10, 21, 9)
-    assert not mislabelled.fits(100.0, 3.0, 10, 21, 9)  # would need more than all rows right
-    assert mislabelled.fits(50.0, 52.7, 10, 21, 9)  # five times all, five times none
-    assert not mislabelled.fits(50.0, 55.0, 10, 21, 9)
 
 
 def toy(n_classes=3, rows=60):
