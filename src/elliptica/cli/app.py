@@ -35,6 +35,13 @@ class _Program(TyperGroup):
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an output that takes nothing is an error here, not at the end of Python."""
+        try:
+            return super().invoke(ctx)
+        finally:
+            sys.stdout.flush()
+
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; status 2 if the input is wrong, 1 if something else failed."""
         _prepare_output()
