@@ -51,6 +51,14 @@ MODELS = {
     "two": (make_pipeline(StandardScaler(), LogisticRegression()), A > 0),
     "three": (LogisticRegression(), CLASSES),
 }
+COLUMNS = FRAME.select("number", "heavy").fill_null(0.0).to_numpy()
+#: Models without a `TablePreprocessor` in front, and one of categories alone.
+OTHERS = {
+    "float32": (LogisticRegression(), COLUMNS.astype(np.float32)),
+    "not centred": (make_pipeline(StandardScaler(with_mean=False), LogisticRegression()), COLUMNS),
+    "not scaled": (make_pipeline(StandardScaler(with_std=False), LogisticRegression()), COLUMNS),
+    "categories": (make_pipeline(TablePreprocessor(), LogisticRegression()), FRAME.select("kind", "rare")),
+}
 
 
 def run(path, rows):
@@ -85,6 +93,14 @@ def test_the_graph_predicts_what_the_model_predicts(tmp_path, name, suffix):
         given = run(path, numeric_rows(pipeline, frame))
         assert given.shape == wanted.shape
         assert given == pytest.approx(wanted, rel=rounding, abs=rounding)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_inputs_and_scales(tmp_path, name):
+    model, rows = OTHERS[name]
+    model.fit(rows, CLASSES)
+    given = run(export(model, tmp_path / "a.pt2"), numeric_rows(model, rows))
+    assert given == pytest.approx(model.predict_proba(rows), abs=1e-6)
 
 
 @pytest.mark.slow

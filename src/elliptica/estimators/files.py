@@ -215,6 +215,7 @@ def probe(model: Any) -> Any:
         return first.probe()
     mean = getattr(first, "x_mean_", getattr(first, "mean_", 0.0))
     scale = getattr(first, "x_scale_", getattr(first, "scale_", float(hasattr(model, "coef_"))))
+    scale = 1.0 if scale is None else scale  # StandardScaler(with_std=False)
     rows = mean + scale * np.random.default_rng(0).normal(size=(16, model.n_features_in_))
     names = getattr(model, "feature_names_in_", None)
     return rows if names is None else pl.DataFrame(rows, schema=list(names))

@@ -118,7 +118,9 @@ def _graph(model: Any) -> nn.Module:
     if isinstance(model, EllipticEstimator):
         return _Network(model)
     if isinstance(model, StandardScaler):
-        return _Step(lambda rows: (rows - torch.from_numpy(model.mean_)) / torch.from_numpy(model.scale_))
+        middle = model.mean_ if model.with_mean else 0.0
+        scale = model.scale_ if model.with_std else 1.0
+        return _Step(lambda rows: (rows - torch.as_tensor(middle)) / torch.as_tensor(scale))
     if isinstance(model, TransformedTargetRegressor) and model.inverse_func is np.exp:
         return nn.Sequential(_graph(model.regressor_), _Step(torch.exp))
     if isinstance(model, LogisticRegression | Ridge):
@@ -151,7 +153,7 @@ class _Network(nn.Module):
 
 
 def _linear(model: Any, rows: Tensor) -> Tensor:
-    outputs = rows @ torch.from_numpy(model.coef_.T) + torch.as_tensor(model.intercept_)
+    outputs = rows @ torch.as_tensor(model.coef_.T).double() + torch.as_tensor(model.intercept_)
     if isinstance(model, Ridge):
         return outputs
     if len(model.classes_) == 2:  # the logit of the second one
@@ -171,7 +173,7 @@ class _Columns(nn.Module):
         bounds, gaps = ([table.encoders_[k][step] for k in self.numbers] for step in range(2))
         self.middle, self.spread = _pairs(each.squash_ or (0, 1) for each in bounds)
         self.low, self.high = _pairs(each.clip_ or (-np.inf, np.inf) for each in bounds)
-        self.heavy = torch.tensor([each.squash_ is not None for each in bounds])
+        self.heavy = torch.tensor([each.squash_ is not None for each in bounds], dtype=torch.bool)
         self.filled = torch.tensor([each.statistics_[0] for each in gaps], dtype=torch.float64)
         self.marked = [place for place, each in enumerate(gaps) if len(each.indicator_.features_)]
         self.codes = [k for k, kind in enumerate(kinds) if kind == "category"]
