@@ -53,18 +53,19 @@ def step_of(run: Run, data_dir: Path | None = None) -> Step:
     with torch.device("meta"):
         model = make_model({**run.model, **random}, data, "plan", 0)
     x, y = (part[:2].to("meta") for part in (data.train.x, data.train.y))
-    own, kept = {id(p) for p in model.parameters()}, dict[int, int]()
+    kept = dict[int, int]()
 
     def keep(tensor: Tensor) -> Tensor:
-        if id(tensor) not in own:
-            storage = tensor.untyped_storage()
-            kept[storage._cdata] = storage.nbytes()
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
         return tensor
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = make_loss(data.task)(model(x), y)
         loss.backward()
+    for own in (*model.parameters(), *model.buffers()):
+        kept.pop(own.untyped_storage()._cdata, None)
     weights = sum(p.numel() for p in model.parameters())
     return Step(n_rows, counter.get_total_flops() // 2, sum(kept.values()) // 2, weights)
 
@@ -82,7 +83,11 @@ def flops_of(run: Run, step: Step) -> float:
     ordinary = step.flops * ordinary_evaluations(step.n_rows, TrainingSettings(**run.training))
     if run.match_evaluations:
         return ordinary
-    return ordinary * (rows_per_sample(run) + float(run.settings.get("first", _FIRST.get(run.method, 0))))
+    first = float(run.settings.get("first", _FIRST.get(run.method, 0)))
+    epochs = run.settings.get("first_training", {}).get("epochs")
+    if epochs is not None:
+        first = epochs / run.training["epochs"]
+    return ordinary * (rows_per_sample(run) + first)
 
 
 def bytes_of(run: Run, step: Step) -> float:
