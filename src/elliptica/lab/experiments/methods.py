@@ -428,9 +428,11 @@ def umix(settings: Settings, context: Context) -> Prepared:
 def dropout(settings: Settings, context: Context) -> Prepared:
     """Ordinary training with dropout at ``rate`` after every activation, as a plain regulariser."""
     rate = float(settings.pop("rate", 0.1))
-    for layer in context.model.modules():
-        if isinstance(layer, nn.ReLU | nn.LeakyReLU):
-            layer.register_forward_hook(lambda own, _, out: nn.functional.dropout(out, rate, own.training))
+    layers = [layer for layer in context.model.modules() if isinstance(layer, nn.ReLU | nn.LeakyReLU)]
+    if not layers:
+        raise ValueError("dropout needs a network with (leaky) ReLUs: it drops what they return.")
+    for layer in layers:
+        layer.register_forward_hook(lambda own, _, out: nn.functional.dropout(out, rate, own.training))
     return from_module(baselines.ERM)(settings, context)
 
 

@@ -71,6 +71,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     method = prepare(run.method, run.settings, _context(run, data, model, settings, device))
     shares = metrics.group_shares(data.train)
     budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
+    data = method.data or data  # some methods train on other rows
 
     def test_noise() -> metrics.Noise | None:
         noise = run.load.get("test_noise", 0.0)
@@ -86,7 +87,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     result = fit(
         model,
         method.objective,
-        method.data or data,
+        data,
         settings if run.select != "last" else dataclasses.replace(settings, select="last"),
         lambda net, part: metrics.score_of(measured(net, part, detailed=False), run.metric, run.select),
         name=run.streams,
@@ -106,7 +107,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             "draws": DRAWS,
             "metrics": {
                 "test": measured(model, data.test, noise=test_noise()),
-                "validation": measured(model, (method.data or data).validation),
+                "validation": measured(model, data.validation),
             },
             "rows": metrics.count_rows(data),
             "method": method.details,
