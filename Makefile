@@ -76,6 +76,7 @@ docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html
 RUN := $(BIN)/elliptica run --jobs 2 --out results/tables
 TUNE := $(BIN)/elliptica tune --jobs 2 --out results/tables
 HIDDEN := 'elliptic hidden kernel'
+TWICE := 'erm twice','erm twice batch 32'
 PARTS := 'one path,one path kernel,one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden'
 
 results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days; needs ELLIPTICA_DATA)
@@ -88,15 +89,15 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/uncertainty.py run
 	$(BIN)/python studies/diagnose_battery.py run
 	$(RUN) table1 --dataset cifar10-batch1 --seeds 3 --match evaluations
-	$(RUN) table3 --dataset airfoil,no2 --methods erm,'erm averaged','erm dropout',mixup,c-mixup,elliptic,marginal,$(HIDDEN),'ends kernel'
+	$(RUN) table3 --dataset airfoil,no2 --methods erm,'erm averaged','erm dropout',$(TWICE),mixup,c-mixup,elliptic,marginal,$(HIDDEN),'ends kernel'
 	$(RUN) table3 --dataset airfoil --methods $(PARTS) --seeds 5
 	$(RUN) table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5
-	$(RUN) table3 --dataset airfoil-scaled --methods erm,'erm averaged','erm dropout','erm batch 64','erm decay','erm batch 64 decay',c-mixup,'ends kernel',$(HIDDEN)
+	$(RUN) table3 --dataset airfoil-scaled --methods erm,'erm averaged','erm dropout','erm batch 64','erm decay','erm batch 64 decay',$(TWICE),c-mixup,'ends kernel',$(HIDDEN)
 	$(RUN) table3 --dataset airfoil-scaled,no2-scaled --methods erm,'erm averaged',c-mixup,elliptic,marginal,$(HIDDEN),$(NEWER) --seeds 5
 	$(RUN) table3 --dataset airfoil-scaled --methods 'one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden' --seeds 5
 	$(RUN) table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal
-	$(RUN) table5 --dataset skillcraft --methods erm,'erm averaged','erm dropout',mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
-	$(RUN) table5 --dataset crime --methods erm,'erm averaged','erm dropout',mixup,c-mixup,elliptic,marginal,green,$(NEWER)
+	$(RUN) table5 --dataset skillcraft --methods erm,'erm averaged','erm dropout','erm twice',mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
+	$(RUN) table5 --dataset crime --methods erm,'erm averaged','erm dropout','erm twice',mixup,c-mixup,elliptic,marginal,green,$(NEWER)
 	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
 	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
