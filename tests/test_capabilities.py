@@ -281,7 +281,9 @@ def test_baselines_that_are_functions():
     model = network(3)
     objective, optimizer = baselines.ERM(model, CE, num_classes=3), torch.optim.SGD(model.parameters(), 0.1)
     baselines.fish_step(model, optimizer, objective, baselines.split_by_group(X, LABELS, GROUPS))
-    errors = baselines.find_errors(model, X, LABELS)
+    recorder = baselines.ErrorRecorder(12)
+    recorder.update(torch.arange(12), model(X), LABELS)
+    errors = recorder.errors
     assert len(baselines.upsampled_rows(errors, 3)) == 12 + 3 * int(errors.sum())
     assert len(baselines.smote_rows(X, torch.tensor([0] * 8 + [1] * 4), k_neighbors=2)[0]) == 16
     table = baselines.CorrectnessTable(12)
