@@ -35,7 +35,7 @@ DEFAULT_PAPER_SEEDS = 10
 def parse(command: str) -> Choice:
     """The runs of a command as it is printed: elliptica run TABLE OPTIONS."""
     given = get_command(app).commands["run"].make_context("run", shlex.split(command)[2:]).params
-    names = ("table", "dataset", "methods", "seeds", "epochs", "match", "tuned", "select")
+    names = ("table", "dataset", "methods", "seeds", "epochs", "match", "tuned")
     return make_choice(*(None if given[name] == () else given[name] for name in names))
 
 

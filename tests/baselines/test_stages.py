@@ -15,53 +15,32 @@ from elliptica.baselines import (
     CorrectnessTable,
     ErrorRecorder,
     Mixup,
-    find_errors,
     smote_rows,
     umix_weights,
     upsampled_rows,
 )
 from elliptica.baselines.mixup import draw_share
+from elliptica.baselines.stages import is_correct
 
 CE = nn.CrossEntropyLoss()
 
 # JTT
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 256])
-def test_errors_equal_a_loop(batch_size, generator):
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 8), nn.Dropout(0.9), nn.Linear(8, 4)).double()
-    model[0].running_mean.fill_(0.4)
-    model[0].eval()  # a layer that the user has frozen
-    modes = [module.training for module in model.modules()]
-    x, y = batch(generator, n=23)
-    errors = find_errors(model, x, y, batch_size=batch_size)
-    assert [module.training for module in model.modules()] == modes
-    assert model[0].num_batches_tracked == 0
-    assert not errors.requires_grad
-    model.eval()
-    for i in range(23):
-        scores = model(x[i : i + 1])[0].tolist()
-        assert errors[i].item() == (scores.index(max(scores)) != y[i].item())
-    assert 0 < errors.sum() < 23
-
-
-def test_errors_of_soft_labels_one_logit_and_several_inputs(generator):
+def test_errors_equal_a_loop_also_of_soft_labels_and_of_one_logit(generator):
     model, x, y = problem(generator)
-    errors = find_errors(model, x, y)
-    soft = 0.9 * F.one_hot(y, 4).double() + 0.025
-    assert torch.equal(find_errors(model, x, soft), errors)
-
-    class Sum(nn.Module):
-        def forward(self, a, b):
-            return model(a + b)
-
-    assert torch.equal(find_errors(Sum(), {"a": 0.5 * x, "b": 0.5 * x}, y), errors)
-    assert torch.equal(find_errors(Sum(), (0.5 * x, 0.5 * x), y, batch_size=5), errors)
+    right = is_correct(model(x), y)
+    for i in range(len(x)):
+        scores = model(x[i : i + 1])[0].tolist()
+        assert right[i].item() == (scores.index(max(scores)) == y[i].item())
+    assert 0 < right.sum() < len(x)
+    assert not is_correct(model(x), y).requires_grad
+    assert torch.equal(is_correct(model(x), 0.9 * F.one_hot(y, 4).double() + 0.025), right)
     logit = network(n_out=1)
-    expected = (logit(x)[:, 0] > 0) != (y > 1)
+    expected = (logit(x)[:, 0] > 0) == (y > 1)
     for labels in ((y > 1), (y > 1).long(), (y > 1).double()[:, None]):
-        assert torch.equal(find_errors(logit, x, labels), expected)
-        assert torch.equal(find_errors(nn.Sequential(logit, nn.Flatten(0)), x, labels), expected)
+        assert torch.equal(is_correct(logit(x), labels), expected)
+        assert torch.equal(is_correct(logit(x).flatten(), labels), expected)
 
 
 def test_recorder_notes_predictions_of_the_moment():

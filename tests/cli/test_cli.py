@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -191,6 +192,14 @@ def test_the_version_on_a_full_disk():
     assert done.returncode != 0
     assert "error: The output cannot be written (No space left on device)." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.bad_input
+def test_a_command_without_an_output_ends_well(tmp_path):
+    """As a shell starts it with ``>&-``; a service may, too."""
+    command = [sys.executable, "-m", "elliptica", "list"]
+    done = subprocess.run(["sh", "-c", shlex.join(command) + " >&-"], cwd=tmp_path, check=False)
+    assert done.returncode == 0
 
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch):

@@ -55,7 +55,7 @@ training = { epochs = 20, batch_size = 20, lr = 1e-2 }
 """
 
 
-@pytest.mark.parametrize("changed", [{}, {"training": {"epochs": 4}, "select": "worst"}, {"matched": True}])
+@pytest.mark.parametrize("changed", [{}, {"training": {"epochs": 4}}, {"matched": True}])
 def test_the_printed_commands_give_the_runs_of_the_page(tmp_path, changed):
     """With options that changed the settings, and another number of seeds for each row."""
     (tmp_path / "mine.toml").write_text(MINE)

@@ -13,7 +13,6 @@ from elliptica.landscape import (
     DataDomain,
     LossField,
     Operator,
-    Whitened,
     certified_lipschitz,
     check_maximum_principle,
     loss_map,
@@ -167,9 +166,6 @@ VALUE_ERRORS = {
     "context": [lambda: solve(context=torch.ones(3, 1))],
     "value": [
         *(lambda v=v: solve(value=v) for v in (NAN, lambda z: torch.where(z[:, 0] > 0, NAN, 0.0), column))
-    ],
-    "operator": [
-        lambda: solve(domain=Whitened(DISK, torch.zeros(2), torch.eye(2)), operator=Operator(diffusion=2.0))
     ],
     "start": [
         lambda: walk(DISK, [[0.9, 0.9]]),

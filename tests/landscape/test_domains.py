@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elliptica.landscape import Ball, Box, DataDomain, Polytope, Whitened, data_domain
+from elliptica.landscape import Ball, Box, DataDomain, Polytope, data_domain
 from elliptica.landscape.data_domain import NearestBalls, distances, nearest_other
 from elliptica.landscape.domains import OUTER, inside, step_radius
 
@@ -153,19 +153,6 @@ def test_data_on_the_hull_count_as_inside():
     domain = DataDomain(corners, epsilon=0.1, outer="hull")
     queries = torch.cat([corners, torch.tensor([[0.3, 0.3], [2.0, 2.0]]).double()])
     assert inside(domain, queries).tolist() == [True, True, True, True, False]
-
-
-def test_whitening(generator):
-    mix = torch.tensor([[2.0, 0, 0], [1, 0.1, 0], [0, 0.3, 5]]).double()
-    data = points(400, 3, generator) @ mix.T + 3
-    white = Whitened.ball(data, ridge=1e-9)
-    w = white.to_inner(data)
-    assert torch.allclose(white.from_inner(w), data)
-    assert torch.allclose(torch.cov(w.T), torch.eye(3).double(), atol=1e-3)
-    assert bool((white.inner.distance(w) > 0).all())
-    constant = torch.cat([data, torch.ones(400, 1).double()], 1)
-    assert bool(Whitened.ball(constant).to_inner(constant).isfinite().all())
-    assert isinstance(Whitened.ball(data, fraction=0.2).inner, DataDomain)
 
 
 # The nearest ball: one answer by tree and by comparison, exact wherever the points lie.

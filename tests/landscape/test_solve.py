@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elliptica import EllipticWarning, estimate_landscape
-from elliptica.landscape import Ball, Box, DataDomain, Operator, Whitened
+from elliptica.landscape import Ball, Box, DataDomain, Operator
 from multipole import solve_disk
 
 quiet = pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
@@ -168,27 +168,6 @@ def test_proposition_1_fails_on_the_hull_and_holds_with_reflecting_walls(generat
     kept = estimate_landscape(parabola, walls, query, data_values=values, n_walks=2000, generator=generator)
     assert 0.0 < float(kept.value) < 0.2
     assert float(kept.hit_share) == 1.0
-
-
-@pytest.mark.statistical
-def test_whitened_ball(generator):
-    mix = torch.tensor([[2.0, 0, 0], [1.5, 0.5, 0], [0, 0.3, 3]]).double()
-    data = torch.randn(300, 3, generator=generator).double() @ mix.T + 2
-    white = Whitened.ball(data)
-    sigma = white.factor @ white.factor.T
-    # 1/2 tr(sigma Hess u) = 0 for u = x0^2 / sigma00 - x1^2 / sigma11
-    value = lambda z: z[:, 0] ** 2 / sigma[0, 0] - z[:, 1] ** 2 / sigma[1, 1]  # noqa: E731
-    at = data[:5] * 0.3 + data.mean(0) * 0.7
-    estimate = estimate_landscape(value, white, at, n_walks=2000, generator=generator)
-    assert estimate.solver == "exact"
-    assert close(estimate, value(at))
-    round_ball = estimate_landscape(value, Ball.around(data), at, n_walks=2000, generator=generator)
-    assert not close(round_ball, value(at))  # harmonic for one operator, not for the other
-    source = lambda z: 0 * z[:, 0] + 1  # noqa: E731
-    timed = estimate_landscape(
-        zero, white, at, operator=Operator(source=source, absorption=0.1), n_walks=500, generator=generator
-    )
-    assert bool((timed.value > 0).all())
 
 
 @pytest.mark.statistical

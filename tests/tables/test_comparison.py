@@ -14,8 +14,10 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
+import elliptica
 from elliptica.tables import Comparison, Options, TableError, compare, fit_model
 from elliptica.tables import comparison as comparison_module
+from elliptica.tables.card import write_card
 from elliptica.tables.comparison import Session
 from elliptica.tables.methods import METHODS
 from elliptica.tables.model import only_rows
@@ -239,6 +241,10 @@ def test_random_rows_beside_a_shift(flowers, tiny, tmp_path, ran):
     records = tuple(r for r in both.random.records if r.key[1:] != (2, "linear"))
     cut = replace(both, random=replace(both.random, records=records), minutes=1)
     assert "cut 1 of 3 folds of random rows (the linear model)" in cut.stopped
+    for comparison, is_tested in ((both, True), (cut, False)):
+        write_card(comparison, tmp_path / "card.md")
+        tested = (tmp_path / "card.md").read_text(encoding="utf-8").partition("Not tested for")[0]
+        assert ("other rows of the same source" in tested) == is_tested
 
 
 def test_threads_are_limited_and_restored(flowers, tiny, monkeypatch):
@@ -414,6 +420,8 @@ def test_a_folder_that_cannot_be_used_is_found_before_any_training(flowers, tiny
 def test_results_are_kept_and_extended(flowers, tiny, tmp_path, ran):
     frame, options = flowers.drop("height"), {**tiny, "trials": 1, "out": tmp_path}
     once = compare(frame, "kind", methods=["elliptic"], **options)
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["versions"]["elliptica"] == elliptica.__version__ not in content["about"].values()
     ran.clear()
     more = compare(frame, "kind", methods=["elliptic", "linear"], repeats=2, **options)
     assert more.complete

@@ -57,7 +57,6 @@ from elliptica.baselines.regression import neighbour_order as neighbour_order
 from elliptica.baselines.stages import UMIX as UMIX
 from elliptica.baselines.stages import CorrectnessTable as CorrectnessTable
 from elliptica.baselines.stages import ErrorRecorder as ErrorRecorder
-from elliptica.baselines.stages import find_errors as find_errors
 from elliptica.baselines.stages import smote_rows as smote_rows
 from elliptica.baselines.stages import umix_weights as umix_weights
 from elliptica.baselines.stages import upsampled_rows as upsampled_rows

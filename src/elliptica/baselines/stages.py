@@ -19,45 +19,8 @@ from elliptica._utils.extras import import_extra
 from elliptica._utils.random import compute_dtype, draw_uniform
 from elliptica.baselines.erm import Batch, between
 from elliptica.baselines.mixup import Mixup, Pairs, mix
-from elliptica.core.inputs import (
-    Inputs,
-    LossFn,
-    call_model,
-    check_batch,
-    count_rows,
-    named_inputs,
-    rebuild_inputs,
-)
-from elliptica.core.layers import evaluation_mode
+from elliptica.core.inputs import LossFn
 from elliptica.core.targets import Targets
-
-
-def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256) -> Bool[Tensor, " n"]:
-    """Return which samples the model gets wrong in ``eval()`` mode; the mode is restored afterwards.
-
-    The authors instead record the predictions made during training; see `ErrorRecorder`.
-
-    Args:
-        model: Any classifier that returns logits, one per class or a single one.
-        x: Inputs of the training set, on the model's device.
-        y: Labels.
-        batch_size: Samples per forward pass.
-
-    Example:
-        >>> x = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-        >>> find_errors(nn.Identity(), x, torch.tensor([0, 0]))
-        tensor([False,  True])
-    """
-    inputs = named_inputs(x)
-    rows = count_rows(inputs)
-    check_batch(inputs, [], y)
-    errors = []
-    with evaluation_mode(model), torch.no_grad():
-        for begin in range(0, rows, batch_size):
-            part = slice(begin, begin + batch_size)
-            some = rebuild_inputs(x, {name: value[part] for name, value in inputs.items()})
-            errors.append(~is_correct(call_model(model, some), y[part]))
-    return torch.cat(errors)
 
 
 class ErrorRecorder:

@@ -40,7 +40,8 @@ class _Program(TyperGroup):
         try:
             return super().invoke(ctx)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is if the shell closed it
+                sys.stdout.flush()
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command; status 2 if the input is wrong, 1 if something else failed."""

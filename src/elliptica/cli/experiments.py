@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 #: What is matched between methods.
 MatchName = Literal["evaluations"]
 
-#: Measures that choose epochs and settings.
-SelectName = Literal["average", "worst"]
-
 TableName = Annotated[
     str, typer.Argument(help="Name of the table, see elliptica list; or a file of your own, mine.toml.")
 ]
@@ -53,14 +50,6 @@ Match = Annotated[
         help="evaluations: every method evaluates as many rows as ordinary training does.",
     ),
 ]
-Select = Annotated[
-    SelectName | None,
-    one_of(
-        SelectName,
-        help="Measure on the validation part that chooses epochs (and settings).",
-        show_default="the table's",
-    ),
-]
 Tuned = Annotated[bool, typer.Option("--tuned", help="Use the settings that elliptica tune chose.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each with one thread.")]
 Ray = Annotated[
@@ -79,14 +68,13 @@ def make_choice(
     epochs: int | None,
     match: MatchName | None,
     tuned: bool,
-    select: SelectName | None = None,
 ) -> Choice:
     """Collect the options that select runs."""
     from elliptica.lab.experiments.choice import Choice
 
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     names = _split(dataset), _split(methods)
-    return Choice(table, *names, seeds, match is not None, training, tuned, select)
+    return Choice(table, *names, seeds, match is not None, training, tuned)
 
 
 def load_own(plugin: list[str] | None) -> tuple[str, ...]:
@@ -125,7 +113,6 @@ def table(
     seeds: Seeds = None,
     epochs: Epochs = None,
     match: Match = None,
-    select: Select = None,
     tuned: Tuned = False,
     part: Annotated[Part, one_of(Part, help=_PART)] = "test",
     epoch: Annotated[Epoch, one_of(Epoch, help=_EPOCH)] = "chosen",
@@ -134,7 +121,7 @@ def table(
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     load_own(plugin)
-    choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned, select)
+    choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned)
     typer.echo(make_text(choice, choice.runs(out), out, part=part, epoch=epoch))
 
 
@@ -159,7 +146,6 @@ def run(
     seeds: Seeds = None,
     epochs: Epochs = None,
     match: Match = None,
-    select: Select = None,
     tuned: Tuned = False,
     jobs: Jobs = 1,
     ray: Ray = None,
@@ -187,7 +173,7 @@ def run(
     from elliptica.lab.experiments.run import Options, do_runs
 
     console = Console()
-    choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned, select)
+    choice = make_choice(table, dataset, methods, seeds, epochs, match, tuned)
     options = Options(
         out=out,
         data_dir=data_dir,
@@ -302,7 +288,6 @@ def tune(
     ] = None,
     epochs: Epochs = None,
     match: Match = None,
-    select: Select = None,
     jobs: Jobs = 1,
     ray: Ray = None,
     data_dir: DataDir = None,
@@ -319,7 +304,7 @@ def tune(
     from elliptica.lab.experiments.run import Options
 
     console = Console()
-    choice = make_choice(table, dataset, methods, 1, epochs, match, False, select)
+    choice = make_choice(table, dataset, methods, 1, epochs, match, False)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, ray=ray, plugins=load_own(plugin))
     runs = choice.runs(out)
     rows, has_problem = runs_to_do(runs, runs, options, console)

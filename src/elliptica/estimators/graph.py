@@ -26,7 +26,6 @@ from elliptica.estimators.preprocess import BOUND, MISSING, TablePreprocessor, r
 _UNKNOWN = "\0unknown"  # no table has this category
 _FAR = 1e9  # beyond it, a squashed number does not change, but its square may overflow
 _Run = Callable[[np.ndarray], np.ndarray]
-_SHAPES = ({0: torch.export.Dim("n_rows", min=1)},)
 
 
 def export(model: Any, out: str | Path) -> Path:
@@ -205,10 +204,15 @@ def _pairs(values: Iterable[tuple[float, float]]) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+def _shapes() -> Any:
+    """Any number of rows. Not a constant: it takes torch half a second to import what this needs."""
+    return ({0: torch.export.Dim("n_rows", min=1)},)
+
+
 def _write_program(graph: nn.Module, rows: np.ndarray, about: str, part: Path) -> _Run:
     """Write a program of torch, read it, and return what it predicts."""
     example = torch.from_numpy(rows)
-    program = torch.export.export(graph, (example,), dynamic_shapes=_SHAPES)
+    program = torch.export.export(graph, (example,), dynamic_shapes=_shapes())
     with part.open("wb") as file:
         torch.export.save(program, file, extra_files={"elliptica.json": about})
     with part.open("rb") as file:
@@ -221,7 +225,7 @@ def _write_onnx(graph: nn.Module, rows: np.ndarray, about: str, part: Path) -> _
     runtime = import_extra("export", "onnx", "onnx", "onnxscript", "onnxruntime")
     names: Any = {"input_names": ["rows"], "output_names": ["predictions"]}
     program = torch.onnx.export(
-        graph, (torch.from_numpy(rows),), dynamic_shapes=_SHAPES, dynamo=True, verbose=False, **names
+        graph, (torch.from_numpy(rows),), dynamic_shapes=_shapes(), dynamo=True, verbose=False, **names
     )
     assert program is not None
     program.model.metadata_props["elliptica"] = about

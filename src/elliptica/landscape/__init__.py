@@ -6,7 +6,6 @@ from elliptica.landscape.bounds import certified_lipschitz as certified_lipschit
 from elliptica.landscape.bounds import ordering_report as ordering_report
 from elliptica.landscape.bounds import shift_bound as shift_bound
 from elliptica.landscape.data_domain import DataDomain as DataDomain
-from elliptica.landscape.data_domain import Whitened as Whitened
 from elliptica.landscape.domains import Ball as Ball
 from elliptica.landscape.domains import Box as Box
 from elliptica.landscape.domains import Domain as Domain

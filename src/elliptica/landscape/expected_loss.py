@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.statistics import Result
-from elliptica.landscape.data_domain import DataDomain, Whitened
+from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import FEW_HITS, LandscapeEstimate
 from elliptica.landscape.loss import LossField, join
@@ -111,7 +111,7 @@ def _usual_distance(x: Tensor) -> float:
 
 def loss_map(
     field: LossField,
-    domain: Domain | Whitened,
+    domain: Domain,
     at: Tensor,
     y: Tensor | None = None,
     *,
@@ -149,7 +149,8 @@ def loss_map(
     values = settings.get("data_values")
     if values is None and labels == "nearest" and train is not None:
         values = field(*train)
-    points = _points(domain) if train is None else train[0]
+    own = domain.points if isinstance(domain, DataDomain) else None
+    points = own if train is None else train[0]
     if values is None or points is None or labels == "joint":  # points of a joint domain hold targets, too
         return estimate
     far = _nearest_rows(at, points, 1)[0][:, 0] > _usual_distance(points)
@@ -178,14 +179,6 @@ def _nearest_label(
     return value
 
 
-def _points(domain: Domain | Whitened) -> Tensor | None:
-    """Return the data of a domain in the coordinates of the queries; None if it has none."""
-    inner = domain.inner if isinstance(domain, Whitened) else domain
-    if not isinstance(inner, DataDomain):
-        return None
-    return domain.from_inner(inner.points) if isinstance(domain, Whitened) else inner.points
-
-
 @dataclass(frozen=True)
 class OccupationReport(Result):
     """Result of `occupation_report`, one entry per query."""
@@ -203,7 +196,7 @@ class OccupationReport(Result):
 
 def occupation_report(
     field: LossField,
-    domain: Domain | Whitened,
+    domain: Domain,
     at: Tensor,
     y: Tensor,
     n_walks: int = 1000,
@@ -279,7 +272,7 @@ class HittingReport(Result):
 
 
 def hitting_report(
-    domain: Domain | Whitened,
+    domain: Domain,
     at: Tensor,
     *,
     n_walks: int = 1000,
@@ -298,7 +291,6 @@ def hitting_report(
         **settings: Those of `estimate_landscape`.
     """
     flat = at.reshape(len(at), -1)
-    inner = domain.inner if isinstance(domain, Whitened) else domain
     settings.setdefault("solver", "spheres")  # counts hits and measures times
     estimate = estimate_landscape(0.0, domain, flat, n_walks=n_walks, generator=generator, **settings)
     finished = 1 - estimate.unfinished_share
@@ -306,11 +298,11 @@ def hitting_report(
     count = n_walks * finished
     smoothed = (hit * count + 1) / (count + 2)  # so that zero hits do not have a standard error of zero
     bound = torch.zeros_like(hit)
-    if isinstance(inner, DataDomain):
-        bound = union_bound(inner, domain.to_inner(flat) if isinstance(domain, Whitened) else flat)
+    if isinstance(domain, DataDomain):
+        bound = union_bound(domain, flat)
     stderr = (smoothed * (1 - smoothed) / count).sqrt()
     few = int(((hit < FEW_HITS) | (bound < FEW_HITS)).sum())
-    notes = tuple(_hitting_notes(inner, estimate, few))
+    notes = tuple(_hitting_notes(domain, estimate, few))
     return HittingReport(hit, stderr, bound, *exit_times(estimate), notes)
 
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils import random
-from elliptica.landscape.data_domain import DataDomain, Whitened
+from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import OUTER, Ball, Box, Domain, inside, reflects
 from elliptica.landscape.estimate import (
     FEW_UNFINISHED,
@@ -44,7 +43,7 @@ _ROWS = 2**14
 
 def estimate_landscape(
     value: Callable[..., Tensor] | float,
-    domain: Domain | Whitened,
+    domain: Domain,
     at: Float[Tensor, "queries dim"],
     *,
     operator: Operator = LAPLACE,
@@ -72,8 +71,7 @@ def estimate_landscape(
     Args:
         value: Boundary values: points ``(rows, dim)`` to ``(rows,)``, or ``value(points, context_rows)``, or
             one number for all of the (outer) boundary. Functions are called without gradients.
-        domain: `Ball`, `Box`, `Polytope`, `DataDomain`, `Whitened`, or any object with ``distance`` and
-            ``project``. With `Whitened` the equation is Laplace's in whitened coordinates.
+        domain: `Ball`, `Box`, `Polytope`, `DataDomain`, or any object with ``distance`` and ``project``.
         at: Queries inside the domain.
         operator: Coefficients.
         solver: Name of a solver, see above.
@@ -94,20 +92,19 @@ def estimate_landscape(
         Values with standard error, bias and shares of how walks ended.
     """
     at = at.to(random.compute_dtype(at.dtype))
-    region, operator, at, place = _inner(domain, operator, at)
-    check_dims(region, at)
+    check_dims(domain, at)
     operator.check_dim(at.shape[1])
-    _check(region, at, n_walks, data_values, context)
-    size = domain_size(region, at)
-    step = default_step(region, at, operator, size) if dt is None else dt
+    _check(domain, at, n_walks, data_values, context)
+    size = domain_size(domain, at)
+    step = default_step(domain, at, operator, size) if dt is None else dt
     problem = DirichletProblem(
-        Boundary(value, merge_repeated(region, data_values), context, place),
-        region,
+        Boundary(value, merge_repeated(domain, data_values), context),
+        domain,
         operator,
         at,
         n_walks,
         size,
-        default_shell(region, at, size) if shell is None else shell,
+        default_shell(domain, at, size) if shell is None else shell,
         step,
         max_steps or 10_000,
         drift,
@@ -155,7 +152,6 @@ class Boundary:
     value: Callable[..., Tensor] | float  # at points ``(rows, dim)``, or at points and context rows
     data_values: Float[Tensor, " n"] | None  # value of each ball, if it is not that at the end of the walk
     context: Tensor | None  # one row per query, passed to the function
-    place: Callable[[Tensor], Tensor]  # from the coordinates of the walks to those of the function
 
     def __call__(
         self, end: Float[Tensor, "walks dim"], label: Int[Tensor, " walks"], query: Int[Tensor, " walks"]
@@ -177,7 +173,7 @@ class Boundary:
         for z, q in zip(points.split(_ROWS), query.split(_ROWS), strict=True):
             if callable(self.value):
                 extra = () if self.context is None else (self.context[q],)
-                values = self.value(self.place(z), *extra)
+                values = self.value(z, *extra)
             else:
                 values = torch.full_like(z[:, 0], self.value)
             if values.shape != (len(z),) or not bool(values.isfinite().all()):
@@ -396,22 +392,6 @@ def _can(problem: DirichletProblem, solver: str) -> bool:
     if not (isinstance(problem.outer, Ball) and plain and bool((scale == scale[0]).all())):
         return False
     return problem.balls is None or float(union_bound(problem.balls, problem.at).max()) < UNION_TOLERANCE
-
-
-def _inner(
-    domain: Domain | Whitened, operator: Operator, at: Tensor
-) -> tuple[Domain, Operator, Tensor, Callable[[Tensor], Tensor]]:
-    """Return the problem in the coordinates of the walks, and the map back."""
-    if not isinstance(domain, Whitened):
-        return domain, operator, at, lambda z: z
-    if operator.drift is not None or not operator.is_axial or operator.diffusion != 1:
-        raise ValueError("On a Whitened domain the operator may have absorption and sources only.")
-    composed: dict[str, Any] = {
-        name: (lambda w, f=field: f(domain.from_inner(w)))
-        for name in ("absorption", "source")
-        if callable(field := getattr(operator, name))
-    }
-    return domain.inner, replace(operator, **composed), domain.to_inner(at), domain.from_inner
 
 
 def check_dims(domain: Domain, at: Tensor) -> None:

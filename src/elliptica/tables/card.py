@@ -25,8 +25,10 @@ _USES: dict[Shift, str] = {
 def write_card(comparison: Comparison, file: Path) -> None:
     """Write the card of the recommended model as Markdown."""
     problem, shift, best = comparison.problem, comparison.shift, comparison.best
-    inputs, own = problem.features.columns, problem.target[problem.own_rows]
-    tested = [use for name, use in _USES.items() if name in (shift.shift, shift.random and "random")]
+    inputs, beside = problem.features.columns, comparison.random
+    learnt = problem.target if comparison.refit_all else problem.target[problem.own_rows]
+    names = shift.shift, "random" if beside is not None and beside.complete else None
+    tested = [use for name, use in _USES.items() if name in names]
     limits = [
         f"Tested for {join(tested)}. Not tested for {join([u for u in _USES.values() if u not in tested])}.",
         "It predicts what was observed. It does not tell what a change of an input would cause.",
@@ -34,14 +36,16 @@ def write_card(comparison: Comparison, file: Path) -> None:
     if problem.group_name is None:
         limits.append("No groups were judged (--group): it may be much worse for some people or places.")
     if METHODS[best].make is None and comparison.plan.bounded and not problem.classes:
-        limits.append(f"It cannot predict beyond the targets of training, {own.min():g} to {own.max():g}.")
+        limits.append(
+            f"It cannot predict beyond the targets of training, {learnt.min():g} to {learnt.max():g}."
+        )
     kept = {label(comparison, method) for method in (best, REFERENCE, CONSTANT)}
     scores = result_rows(comparison)
     folds = f"{count(len(comparison.finished), 'fold')}, seed {comparison.plan.seed}."
     versions = ", ".join(f"{name} {version}" for name, version in present_versions("scikit-learn").items())
     about = [
         f"Predicts {problem.target_name} ({problem.task}) from {', '.join(inputs)}.",
-        f"Data: {comparison.name}, {count(len(own), 'row')}, {count(len(inputs), 'input column')}.",
+        f"Data: {comparison.name}, {count(len(learnt), 'row')}, {count(len(inputs), 'input column')}.",
         f"{describe_model(comparison)}. The scores are those of models without the test rows.",
         f'elliptica predict {MODEL} NEW.csv, or elliptica.estimators.load("{MODEL}"), with {versions}.',
     ]

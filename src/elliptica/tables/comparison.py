@@ -20,7 +20,6 @@ from filelock import FileLock, Timeout
 from joblib import cpu_count
 from threadpoolctl import threadpool_limits
 
-from elliptica import __version__
 from elliptica._utils import checks
 from elliptica._utils.extras import count
 from elliptica._utils.files import read_arrays, replacing, write_atomically
@@ -432,7 +431,6 @@ class Session:
         plan = options.plan(problem, shift)
         same = ("group", "time", "split_by", "extrapolate", "folds", "trials", "epochs", "networks")
         about = {
-            "elliptica": __version__,
             "table": table.name,
             "target": target,
             "task": problem.task,

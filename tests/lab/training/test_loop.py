@@ -188,6 +188,35 @@ def test_bfloat16_is_close_to_float32():
     assert low.losses == pytest.approx(full.losses, rel=0.05)
 
 
+class TwoSteps:
+    """An objective that takes two steps on each batch, and keeps what the second one saw."""
+
+    def __init__(self):
+        self.seen = []
+
+    def step(self, model, batch, optimizer):
+        for _ in range(2):
+            loss = nn.functional.mse_loss(model(batch.x), batch.y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            self.seen.append(float(loss.detach()))
+        return loss.detach()
+
+
+def test_bfloat16_sees_the_weights_of_the_step_before():
+    """Autocast keeps rounded weights until it ends, which is after all steps on a batch."""
+    seen = {}
+    for precision in ("float32", "bfloat16"):
+        settings = TrainingSettings(epochs=1, batch_size=60, lr=0.1, precision=precision)
+        objective, model = TwoSteps(), nn.Sequential(mlp(3, 1, hidden=()))
+        nn.init.zeros_(model[0][-1].weight)
+        fit(model, objective, dataset(), settings, score, name="toy", seed=0)
+        seen[precision] = objective.seen
+    assert seen["bfloat16"] == pytest.approx(seen["float32"], rel=0.02)
+    assert seen["bfloat16"][1] < 0.95 * seen["bfloat16"][0]
+
+
 def test_streams_depend_on_name_and_seed_only():
     _, a = train()
     _, b = train()

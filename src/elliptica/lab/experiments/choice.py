@@ -80,7 +80,6 @@ def apply_choices(runs: list[Run], out: Path, command: str = "elliptica tune") -
 Variant = tuple[tuple[str, str], ...]
 TUNED, MATCHED = ("tuned", ""), ("match", "evaluations")
 _WORDS = {
-    "select": "epoch chosen by {}",
     "tuned": "settings tuned on the validation part",
     "match": "as many function evaluations for every method as for ordinary training",
 }
@@ -98,7 +97,7 @@ class Choice:
     """Which runs of a table are meant; None is all of them.
 
     ``table`` is its name or its file. ``training`` overrides settings of the table, such as epochs; ``tuned``
-    takes what `elliptica tune` chose; ``select`` is the column that chooses epochs, if not the table's.
+    takes what `elliptica tune` chose.
     """
 
     table: str
@@ -108,7 +107,6 @@ class Choice:
     match_evaluations: bool = False
     training: dict[str, Any] = field(default_factory=dict)
     tuned: bool = False
-    select: str | None = None
 
     @cached_property
     def specification(self) -> Specification:
@@ -123,16 +121,14 @@ class Choice:
     @property
     def variant(self) -> Variant:
         """Options that change settings."""
-        changed = {**self.training, **({"select": self.select} if self.select else {})}
-        values = [(name, str(value)) for name, value in changed.items()]
+        values = [(name, str(value)) for name, value in self.training.items()]
         return (*values, *[MATCHED] * self.match_evaluations, *[TUNED] * self.tuned)
 
     def untuned(self, specification: Specification) -> list[Run]:
         """The runs with the table's own settings."""
         names: dict[str, Any] = {"datasets": self.datasets, "methods": self.methods, "seeds": self.seeds}
         names |= {"match_evaluations": self.match_evaluations, "training": self.training}
-        wanted = runs(self.name, specification, **names)
-        return [run.model_copy(update={"select": self.select or run.select}) for run in wanted]
+        return runs(self.name, specification, **names)
 
     def runs(self, out: Path) -> list[Run]:
         """The runs; raises `SpecificationError` if something does not exist."""
@@ -209,8 +205,7 @@ def _choices(name: str, specification: Specification, recorded: list[Run]) -> li
         epochs = specification.datasets[run.dataset].training.get("epochs", base.training["epochs"])
         epochs = round(run.training["epochs"] * epochs / base.training["epochs"])  # a row may have its own
         training = {"epochs": max(epochs, 1)} if run.training["epochs"] != base.training["epochs"] else {}
-        select = run.select if run.select != base.select else None
-        choice = Choice(name, [run.dataset], None, 1, run.match_evaluations, training, select=select)
+        choice = Choice(name, [run.dataset], None, 1, run.match_evaluations, training)
         choices += [choice] * (choice not in choices)
     return choices
 

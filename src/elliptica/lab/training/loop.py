@@ -293,7 +293,9 @@ def _step(trained: Trained, batch: Batch, device: torch.device) -> Tensor:
     objective: object = trained.objective
     optimizer = trained.optimizer
     is_low = trained.settings.precision == "bfloat16"
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_low):
+    # what takes several steps here must not see rounded weights from before the first
+    low: dict[str, Any] = {"enabled": is_low, "cache_enabled": not isinstance(objective, Steps)}
+    with torch.autocast(device.type, dtype=torch.bfloat16, **low):
         if isinstance(objective, Steps):
             return objective.step(trained.model, batch, optimizer)
         loss = trained.objective(trained.model, batch)
