@@ -93,7 +93,7 @@ def compare(
             metavar="NAME=VALUE",
         ),
     ] = None,
-    out: Annotated[Path | None, _option(_EFFORT, "Folder; by default compare/NAME.", file_okay=False)] = None,
+    out: Annotated[Path | None, _option(_EFFORT, "Default: compare/NAME-SHIFT.", file_okay=False)] = None,
 ) -> None:
     """Find the best training method for your table, under the shift that you expect, and save the model.
 
@@ -122,7 +122,9 @@ def compare(
         minutes=minutes,
         **{name: _value(text) for name, text in settings.items()},
     )
-    out = out or Path("compare") / Path(data).stem
+    shifts = {"time": time, "split-by": split_by, "extrapolate": extrapolate, "test": test}
+    asked = [name for name, value in shifts.items() if value]
+    out = out or Path("compare", "-".join([Path(data).stem, *asked]))
     console = Console(width=None if sys.stdout.isatty() else 500)  # a file has no edge
     with console.status("reading"):
         command = shlex.join(["elliptica", *sys.argv[1:]])

@@ -51,7 +51,7 @@ Match = Annotated[
     ),
 ]
 Tuned = Annotated[bool, typer.Option("--tuned", help="Use the settings that elliptica tune chose.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each with one thread.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time; if several, with one thread each.")]
 Ray = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Do the runs on this Ray cluster: auto, local or HOST:PORT."),

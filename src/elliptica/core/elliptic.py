@@ -149,7 +149,7 @@ class Elliptic(nn.Module):
     def paper(
         cls, model: nn.Module, loss_fn: LossFn, *, sigma: float = 0.05, horizon: float = 1.0, **settings: Any
     ) -> Elliptic:
-        """Make an objective with the paper's settings where our defaults differ.
+        """Make an objective with the paper's whole paths and noise on targets.
 
         Draws whole paths, with as much noise on the targets as on the inputs, also on classes. On a time
         interval of length ``horizon`` only ``sigma * sqrt(horizon)`` matters. Settings that you pass override
@@ -215,7 +215,7 @@ class Elliptic(nn.Module):
         end: FarEnd | None = None,
         generator: torch.Generator | None = None,
     ) -> Paths:
-        """Draw the points that `forward` evaluates; same arguments (paper: Algorithm 1, lines 2 and 3)."""
+        """Draw the points that `forward` evaluates, from the same arguments (paper: Algorithm 1)."""
         if torch.compiler.is_compiling():  # a generator cannot be compiled; eager draws are the same
             given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
             return run_uncompiled(self.sample, x, y, sample_weight=sample_weight, **given)
@@ -344,7 +344,7 @@ def sample_paths(
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> Paths:
-    """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
+    """Draw the points that elliptic training evaluates (paper: Algorithm 1, pairs and bridges).
 
     Settings are those of `elliptica.Elliptic` that control how points are drawn, and ``same_partner=True`` to
     let all bridges of a point end at one partner. Pass the result to `elliptica.path_losses` or

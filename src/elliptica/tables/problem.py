@@ -379,9 +379,9 @@ def _blocks(text: pl.Series) -> np.ndarray:
     n_values = text.n_unique() - (gaps > 0)
     if gaps or n_values < MIN_PARTS:
         raise TableError(
-            f"The split-by column {text.name!r} has {n_values} values and {count(gaps, 'gap')}, but needs at "
-            f"least {MIN_PARTS} values and no gaps: one to test, one to choose settings, one to train. With "
-            "two values, put the rows of one into a file and pass --test FILE."
+            f"The split-by column {text.name!r} has {count(n_values, 'value')} and {count(gaps, 'gap')}. It "
+            f"needs {MIN_PARTS} values or more, and no gaps: one to test, one to choose settings, one to "
+            "train. With two values, put the rows of one into a file and pass --test FILE."
         )
     return text.rank("dense").to_numpy().astype(np.int64) - 1
 

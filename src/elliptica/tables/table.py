@@ -580,7 +580,7 @@ def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, s
         "written month/day": column.format.startswith("%m/%d"),
         "written day/month": column.format.startswith("%d/%m"),
         "with a time zone": column.zone,
-        f"{n_values:,} values": is_category,
+        f"{n_values:,} value{'s' * (n_values > 1)}": is_category,
         "as mean targets, or as codes for trees": is_many,
         f"the {n_rare:,} rarest as one": is_category and n_rare > 1 and not is_many,
         "numbers read as codes": column.coded,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elliptica._utils.extras import count
 from elliptica._utils.statistics import bonferroni, student_quantile
 from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe, join, sentence
 from elliptica.tables.methods import CONSTANT, LINEAR, REFERENCE, TREES, name_of
@@ -277,7 +278,8 @@ def _facts(choice: Choice, over: Sequence[Difference], at_random: str | None) ->
     if REFERENCE not in (best, leader) or best == leader:
         said += _compared(choice, best, REFERENCE)
     if level := [name_of(method) for method in choice.level if method not in (best, leader)]:
-        said.append(f"Also not shown to be worse than the best estimate in {measure.label}: {join(level)}.")
+        names = join(level) if len(level) < 4 else count(len(level), "method")
+        said.append(f"Also not shown to be worse than the best estimate in {measure.label}: {names}.")
     if at_random == best:
         said.append(f"Random rows would have chosen {name_of(best)}, too.")
     elif at_random is not None:
