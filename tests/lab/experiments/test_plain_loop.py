@@ -38,6 +38,7 @@ def test_the_example_equals_the_runner(row, monkeypatch, tmp_path):
         assert record.epoch < 14  # the choice of the epoch matters
 
 
+@pytest.mark.usefixtures("results")
 @pytest.mark.parametrize("row", ["marginal", "elliptic"])
 def test_the_example_finds_the_committed_records(row):
     recorded = runpy.run_path(str(EXAMPLE))["recorded"]
