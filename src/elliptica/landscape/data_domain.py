@@ -1,4 +1,4 @@
-"""The paper's domain, a region without a small ball around each data point, and whitened regions.
+"""The paper's domain: a region without a small ball around each data point.
 
 The nearest ball is found exactly, by a k-d tree or by comparing all; the distance in float64 decides.
 """
